@@ -1,0 +1,110 @@
+"""The contract between an algorithm and everything else.
+
+An algorithm is a frozen object made from its settings and the problem's :class:`Spec`. It can
+start (`init`), make one update from one batch (`update`), hand out its policy (`policy`) and say
+what kind of batch it needs (`needs`). The training loop knows nothing more, and no algorithm by
+name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import equinox as eqx
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from icql.nn.policies import Policy
+from icql.retrieval.settings import ContextSettings
+
+Metrics = dict[str, Array]
+State = TypeVar("State")
+
+
+class Transition(eqx.Module):
+    """(s, a, r, s', a') with mask = 1 − done, on the device; any leading axes."""
+
+    s: Float[Array, "... obs"]
+    a: Float[Array, "... act"]
+    r: Float[Array, "..."]
+    s_next: Float[Array, "... obs"]
+    a_next: Float[Array, "... act"]
+    mask: Float[Array, "..."]
+
+
+class Batch(eqx.Module):
+    """A batch of B transitions with, where the algorithm needs them, their contexts Ω."""
+
+    query: Transition  # leading axis B
+    context: Transition | None = None  # Ω_s: leading axes B, k
+    context_next: Transition | None = None  # Ω_s': leading axes B, k
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an algorithm wants to be fed."""
+
+    kind: Literal["transitions", "contexts"] = "transitions"
+    context: ContextSettings | None = None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What an algorithm may know about its problem before it sees a batch."""
+
+    observation_dim: int
+    action_dim: int
+    steps: int  # planned updates, for schedules
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """How logged data is prepared before an algorithm sees it."""
+
+    reward_scale: float = 1.0
+    """Every reward is multiplied by this (recorded with the run; β is meant on scaled values)."""
+    normalise_returns: bool = False
+    """Also scale rewards by 1000 / (max return − min return), as IQL does on MuJoCo."""
+    normalise_states: bool = False
+    """Standardise states; the normaliser travels with the policy."""
+
+
+class Settings(Protocol):
+    """What every algorithm's settings have in common."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def discount(self) -> float: ...
+    @property
+    def data(self) -> DataSettings: ...
+
+
+class Algorithm(Protocol[State]):
+    """(settings, spec) → init → update → policy."""
+
+    def __init__(self, settings: Any, spec: Spec) -> None: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def needs(self) -> Needs:
+        """The kind of batch that `update` expects."""
+        ...
+
+    def init(self, key: PRNGKeyArray) -> State:
+        """Fresh networks and optimiser states."""
+        ...
+
+    def update(self, state: State, batch: Batch, key: PRNGKeyArray) -> tuple[State, Metrics]:
+        """One gradient step on every network; pure, so that it can be scanned and vmapped."""
+        ...
+
+    def policy(self, state: State) -> Policy:
+        """The policy as trained so far."""
+        ...
+
+    def diagnose(self, state: State, batch: Batch) -> dict[str, Any]:
+        """Costlier looks at the networks, taken once per evaluation (may be empty)."""
+        ...

@@ -1,0 +1,73 @@
+"""Networks with their optimisers: start, descend, follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import equinox as eqx
+import jax
+import optax
+from jaxtyping import Array
+
+Model = TypeVar("Model")
+
+
+class Trained(eqx.Module, Generic[Model]):
+    """A model and the state of its optimiser."""
+
+    model: Model
+    optimiser: Any
+
+
+def start(model: Model, optimiser: optax.GradientTransformation) -> Trained[Model]:
+    """Give a fresh model a fresh optimiser state."""
+    return Trained(model, optimiser.init(eqx.filter(model, eqx.is_inexact_array)))
+
+
+def descend(
+    trained: Trained[Model],
+    optimiser: optax.GradientTransformation,
+    loss: Callable[[Model], tuple[Array, Any]],
+) -> tuple[Trained[Model], Array, Any]:
+    """One step down the gradient of `loss(model) → (value, extras)`."""
+    (value, extras), gradient = eqx.filter_value_and_grad(loss, has_aux=True)(trained.model)
+    parameters = eqx.filter(trained.model, eqx.is_inexact_array)
+    updates, state = optimiser.update(gradient, trained.optimiser, parameters)
+    return Trained(eqx.apply_updates(trained.model, updates), state), value, extras
+
+
+def follow(target: Model, online: Model, rate: float) -> Model:
+    """Exponential moving average: target ← (1 − rate) target + rate online."""
+    return jax.tree.map(
+        lambda t, o: (1 - rate) * t + rate * o if eqx.is_inexact_array(t) else t, target, online
+    )
+
+
+def adam(
+    learning_rate: float,
+    *,
+    clip: float | None = None,
+    cosine_steps: int | None = None,
+    preconditioner_rate: float = 1.0,
+) -> optax.GradientTransformation:
+    """Adam, optionally with gradient-norm clipping, cosine decay and its own rate for C."""
+    rate = optax.cosine_decay_schedule(learning_rate, cosine_steps) if cosine_steps else None
+    parts = [] if clip is None else [optax.clip_by_global_norm(clip)]
+    parts.append(optax.adam(rate if rate is not None else learning_rate))
+    if preconditioner_rate != 1.0:
+        parts.append(_scale_preconditioners(preconditioner_rate))
+    return optax.chain(*parts)
+
+
+def _scale_preconditioners(factor: float) -> optax.GradientTransformation:
+    """Multiply the updates of every leaf called C: it learns at a pace of its own."""
+
+    def scale(updates: Any, params: Any = None) -> Any:
+        def one(path: tuple[Any, ...], leaf: Any) -> Any:
+            is_c = getattr(path[-1], "name", None) == "C" if path else False
+            return leaf * factor if is_c and leaf is not None else leaf
+
+        return jax.tree_util.tree_map_with_path(one, updates)
+
+    return optax.stateless(scale)

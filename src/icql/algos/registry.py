@@ -1,0 +1,146 @@
+"""Every algorithm by name, and its settings for a preset and a task."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, TypeVar, get_args
+
+from icql.algos.base import Algorithm, Spec
+from icql.algos.bc import BC, BCSettings
+from icql.algos.iql import IQL, IQLSettings
+from icql.errors import UserError, nearest
+
+PresetName = Literal["quick", "paper"]
+PRESETS: tuple[PresetName, ...] = get_args(PresetName)
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An algorithm's name, code, settings type and origin."""
+
+    name: str
+    summary: str
+    make: Any  # (settings, spec) → Algorithm
+    settings: type[Any]
+    paper: str
+
+
+ALGORITHMS = {
+    entry.name: entry
+    for entry in (
+        Entry("icql", "IQL with a local in-context critic", IQL, IQLSettings, "Xu et al. 2026"),
+        Entry("iql", "implicit Q-learning", IQL, IQLSettings, "Kostrikov et al. 2022"),
+        Entry("bc", "behaviour cloning", BC, BCSettings, "CORL"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How long to train and how often to look."""
+
+    steps: int = 1_000_000
+    """Updates."""
+    evaluate_every: int = 50_000
+    """Updates between evaluations (the last is always evaluated)."""
+    episodes: int = 10
+    """Episodes per evaluation and seed."""
+    log_every: int = 1_000
+    """Updates between rows of metrics."""
+    checkpoint_every: int = 25_000
+    """Updates between checkpoints: the most that a killed run can lose."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) < 1:
+                raise UserError("must be at least 1.", where=field.name)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Resolved settings of one algorithm for one task, and where they come from."""
+
+    settings: Any
+    run: RunSettings
+    sources: tuple[str, ...]
+
+
+def get_algorithm(name: str) -> Entry:
+    """Return the entry of an algorithm, or say which names exist."""
+    if name not in ALGORITHMS:
+        raise UserError(
+            f"there is no algorithm {name!r}.", where="--algo", fix=nearest(name, list(ALGORITHMS))
+        )
+    return ALGORITHMS[name]
+
+
+def make_algorithm(name: str, settings: Any, spec: Spec) -> Algorithm[Any]:
+    """Make the algorithm called `name`."""
+    algorithm: Algorithm[Any] = get_algorithm(name).make(settings, spec)
+    return algorithm
+
+
+def resolve_preset(algo: str, preset: PresetName, task: str | None) -> Preset:
+    """Settings of `algo`: its base, then the task's, then the preset's own, each overriding."""
+    if preset not in PRESETS:
+        raise UserError(
+            f"there is no preset {preset!r}.", where="--preset", fix=nearest(preset, list(PRESETS))
+        )
+    entry, table = get_algorithm(algo), _presets()
+    layers = [table[algo].get("base", {})]
+    layers += [
+        layer
+        for layer in table[algo].get("tasks", [])
+        if task is not None and any(task.startswith(name) for name in layer["names"])
+    ]
+    if preset == "quick":
+        layers.append(table[algo]["quick"])
+    settings, run, sources = entry.settings(), RunSettings(), []
+    for layer in layers:
+        settings = override(settings, layer.get("settings", {}))
+        run = override(run, layer.get("run", {}))
+        sources += [layer["source"]] if "source" in layer else []
+    return Preset(settings, run, tuple(sources))
+
+
+def override(settings: S, changes: dict[str, Any], prefix: str = "") -> S:
+    """Return settings with `changes` applied: nested tables, or dotted names such as `local.layers`."""
+    known = {f.name: f for f in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for dotted, value in changes.items():
+        name, _, rest = dotted.partition(".")
+        if name not in known:
+            raise UserError(
+                f"there is no setting {prefix + name!r}.",
+                where=prefix + dotted,
+                fix=nearest(name, list(known)),
+            )
+        current = values.get(name, getattr(settings, name))
+        if dataclasses.is_dataclass(current):
+            inner = {rest: value} if rest else value
+            values[name] = override(current, inner, f"{prefix}{name}.")
+        else:
+            values[name] = _typed(current, value, prefix + name)
+    return dataclasses.replace(settings, **values)  # type: ignore[type-var]
+
+
+def _typed(current: Any, value: Any, name: str) -> Any:
+    """Return `value` as the type of the setting it replaces, or say that it is not one."""
+    if isinstance(current, tuple) and isinstance(value, list | tuple):
+        return tuple(value)
+    if isinstance(current, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(current):
+        raise UserError(f"must be a {type(current).__name__}, not {value!r}.", where=name)
+    return value
+
+
+@cache
+def _presets() -> dict[str, Any]:
+    text = resources.files("icql.algos").joinpath("presets.toml").read_text()
+    return tomllib.loads(text)

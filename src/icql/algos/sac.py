@@ -1,0 +1,207 @@
+"""SAC: soft actor-critic with twin critics and automatic temperature.
+
+Haarnoja et al., "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905). With
+α = temperature, Q̄ = target critics and a fresh action ã ~ π(·|s):
+
+* critics, eq. 5:      ½ E (Q_i(s, a) − y)²,
+                       y = r + γ (1 − done) (min_i Q̄_i(s', ã') − α log π(ã'|s')),  eq. 3
+* actor, eq. 7–9:      E [α log π(ã|s) − min_i Q_i(s, ã)], ã reparameterised
+* temperature, eq. 18: E [−α log π(ã|s) − α H̄], H̄ = −dim(A)
+* targets:             Q̄ ← (1 − τ) Q̄ + τ Q
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from icql.algos.base import Batch, DataSettings, Metrics, Needs, Spec
+from icql.errors import UserError
+from icql.losses import bellman_target
+from icql.nn.critics import Critics, LocalSettings, make_critics
+from icql.nn.policies import TanhGaussianPolicy
+
+
+@dataclass(frozen=True)
+class SACSettings:
+    """Settings of SAC; the defaults are the paper's (table 1)."""
+
+    hidden: tuple[int, ...] = (256, 256)
+    """Hidden layers of the critics and of the policy."""
+    learning_rate: float = 3e-4
+    """Adam's learning rate for critics, policy and temperature."""
+    batch_size: int = 256
+    """Transitions per update."""
+    discount: float = 0.99
+    """γ."""
+    target_rate: float = 0.005
+    """τ, how far the target critics move towards the critics at each update."""
+    initial_temperature: float = 1.0
+    """α before the first update."""
+    target_entropy_per_action: float = -1.0
+    """H̄ divided by the number of action dimensions."""
+    data: DataSettings = field(default_factory=DataSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "batch_size", "initial_temperature"):
+            if getattr(self, name) <= 0:
+                raise UserError("must be positive.", where=f"sac.{name}")
+        for name in ("discount", "target_rate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError("must be in [0, 1].", where=f"sac.{name}")
+
+
+class SACState(eqx.Module):
+    """Networks and optimiser states of SAC."""
+
+    critics: Critics
+    targets: Critics
+    policy: TanhGaussianPolicy
+    log_temperature: Float[Array, ""]
+    critics_opt: optax.OptState
+    policy_opt: optax.OptState
+    temperature_opt: optax.OptState
+
+
+def critic_target(
+    r: Float[Array, " batch"],
+    mask: Float[Array, " batch"],
+    q_next: Float[Array, "2 batch"],
+    log_prob_next: Float[Array, " batch"],
+    temperature: Float[Array, ""],
+    discount: float,
+) -> Float[Array, " batch"]:
+    """y = r + γ (1 − done) (min_i Q̄_i(s', ã') − α log π(ã'|s'))  (eq. 3 in eq. 5)."""
+    return bellman_target(r, mask, q_next.min(0) - temperature * log_prob_next, discount)
+
+
+def critic_loss(q: Float[Array, "2 batch"], y: Float[Array, " batch"]) -> Float[Array, ""]:
+    """Σ_i ½ E (Q_i − y)²  (eq. 5)."""
+    return 0.5 * ((q - y) ** 2).mean(-1).sum()
+
+
+def actor_loss(
+    q: Float[Array, "2 batch"], log_prob: Float[Array, " batch"], temperature: Float[Array, ""]
+) -> Float[Array, ""]:
+    """E [α log π(ã|s) − min_i Q_i(s, ã)]  (eq. 7)."""
+    return (temperature * log_prob - q.min(0)).mean()
+
+
+def temperature_loss(
+    log_temperature: Float[Array, ""], log_prob: Float[Array, " batch"], target_entropy: float
+) -> Float[Array, ""]:
+    """E [−α log π(ã|s) − α H̄]  (eq. 18); α = exp(log α) stays positive."""
+    return -(jnp.exp(log_temperature) * (log_prob + target_entropy)).mean()
+
+
+@dataclass(frozen=True)
+class SAC:
+    """settings → init → update → policy, for online or logged transitions alike."""
+
+    settings: SACSettings = field(default_factory=SACSettings)
+
+    @property
+    def needs(self) -> Needs:
+        """Plain transitions."""
+        return Needs()
+
+    @property
+    def _adam(self) -> optax.GradientTransformation:
+        return optax.adam(self.settings.learning_rate)
+
+    def init(self, key: PRNGKeyArray, spec: Spec) -> SACState:
+        """Fresh networks; the target critics start as copies."""
+        s = self.settings
+        critic_key, policy_key = jax.random.split(key)
+        critics = make_critics(
+            "global",
+            observation_dim=spec.observation_dim,
+            action_dim=spec.action_dim,
+            hidden=s.hidden,
+            count=2,
+            discount=s.discount,
+            local=LocalSettings(),
+            context=0,
+            key=critic_key,
+        )
+        policy = TanhGaussianPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=policy_key)
+        log_temperature = jnp.log(jnp.asarray(s.initial_temperature, jnp.float32))
+        return SACState(
+            critics,
+            jax.tree.map(jnp.copy, critics),  # a copy: the two must not share donated buffers
+            policy,
+            log_temperature,
+            self._adam.init(critics),
+            self._adam.init(policy),
+            self._adam.init(log_temperature),
+        )
+
+    def update(self, state: SACState, batch: Batch, key: PRNGKeyArray) -> tuple[SACState, Metrics]:
+        """One Adam step on the critics, then the policy, then the temperature, then the targets."""
+        s, t = self.settings, batch.query
+        next_key, actor_key = jax.random.split(key)
+        alpha = jnp.exp(state.log_temperature)
+
+        a_next, log_prob_next = state.policy.sample(t.s_next, key=next_key)
+        y = critic_target(
+            t.r, t.mask, state.targets.at(t.s_next)(a_next), log_prob_next, alpha, s.discount
+        )
+
+        def of_critics(critics: Critics) -> tuple[Array, Array]:
+            q = critics.at(t.s)(t.a)
+            return critic_loss(q, y), q.mean()
+
+        (q_loss, q_mean), grads = jax.value_and_grad(of_critics, has_aux=True)(state.critics)
+        critics, critics_opt = self._step(grads, state.critics_opt, state.critics)
+
+        def of_policy(policy: TanhGaussianPolicy) -> tuple[Array, Array]:
+            a, log_prob = policy.sample(t.s, key=actor_key)
+            return actor_loss(critics.at(t.s)(a), log_prob, alpha), log_prob
+
+        (pi_loss, log_prob), grads = jax.value_and_grad(of_policy, has_aux=True)(state.policy)
+        policy, policy_opt = self._step(grads, state.policy_opt, state.policy)
+
+        target_entropy = s.target_entropy_per_action * t.a.shape[-1]
+        grads = jax.grad(temperature_loss)(state.log_temperature, log_prob, target_entropy)
+        log_temperature, temperature_opt = self._step(
+            grads, state.temperature_opt, state.log_temperature
+        )
+
+        targets = optax.incremental_update(critics, state.targets, s.target_rate)
+        metrics = {
+            "critic_loss": q_loss,
+            "actor_loss": pi_loss,
+            "q": q_mean,
+            "temperature": alpha,
+            "entropy": -log_prob.mean(),
+        }
+        return (
+            SACState(
+                critics,
+                targets,
+                policy,
+                log_temperature,
+                critics_opt,
+                policy_opt,
+                temperature_opt,
+            ),
+            metrics,
+        )
+
+    def policy(self, state: SACState) -> TanhGaussianPolicy:
+        """The policy as trained so far; called with observations it returns tanh of the mean."""
+        return state.policy
+
+    def diagnose(self, state: SACState, batch: Batch) -> dict[str, Any]:
+        """The temperature."""
+        return {"temperature": jnp.exp(state.log_temperature)}
+
+    def _step(self, grads: Any, opt: optax.OptState, params: Any) -> tuple[Any, optax.OptState]:
+        updates, opt = self._adam.update(grads, opt, params)
+        return optax.apply_updates(params, updates), opt

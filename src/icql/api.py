@@ -1,0 +1,148 @@
+"""`icql.train` and what the command line shares with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from icql.algos.registry import PresetName, RunSettings, get_algorithm, override, resolve_preset
+from icql.data import Task, get_task, load_dataset
+from icql.data.tasks import find_task
+from icql.errors import UserError
+from icql.progress import Display
+from icql.training.run_folder import RunFolder
+from icql.training.trainer import Plan, run_training
+
+DEFAULT_DATASET = "hopper-mini"
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to train, before anything is loaded; every default is resolved."""
+
+    algo: str
+    task: str | None
+    dataset: str
+    settings: Any
+    run: RunSettings
+    seeds: tuple[int, ...]
+    sources: tuple[str, ...]
+
+
+def make_request(
+    algo: str = "icql",
+    *,
+    task: str | None = None,
+    dataset: str | None = None,
+    preset: PresetName = "quick",
+    seed: int = 0,
+    seeds: int = 1,
+) -> Request:
+    """Resolve task, dataset and preset from what was given."""
+    if seeds < 1:
+        raise UserError("must be at least 1.", where="seeds")
+    dataset = dataset or task or DEFAULT_DATASET
+    named: Task | None = get_task(task) if task is not None else find_task(dataset)
+    chosen = resolve_preset(algo, preset, None if named is None else named.name)
+    return Request(
+        algo,
+        None if named is None else named.name,
+        dataset,
+        chosen.settings,
+        chosen.run,
+        tuple(range(seed, seed + seeds)),
+        chosen.sources,
+    )
+
+
+def request_of(out: Path) -> Request:
+    """Return the request that started the run in `out`: what `--resume` goes on with."""
+    manifest = RunFolder.open(out).manifest
+    return Request(
+        manifest["algo"],
+        manifest["task"],
+        manifest["dataset"],
+        override(get_algorithm(manifest["algo"]).settings(), manifest["settings"]),
+        override(RunSettings(), manifest["run"]),
+        tuple(manifest["seeds"]),
+        tuple(manifest["sources"]),
+    )
+
+
+def default_out(request: Request) -> Path:
+    """Return a new folder under `runs/`, named after the run and the time."""
+    stem = Path(request.dataset).stem.replace("/", "-").replace(":", "-")
+    return Path("runs") / f"{request.algo}-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def execute(
+    request: Request, *, out: Path | None = None, resume: bool = False, display: Display
+) -> dict[str, Any]:
+    """Load the data and train."""
+    data = load_dataset(request.dataset, task=request.task)
+    name = request.task or data.info.task
+    plan = Plan(
+        request.algo,
+        request.dataset,
+        None if name is None else get_task(name),
+        request.settings,
+        request.run,
+        request.seeds,
+        request.sources,
+    )
+    return run_training(plan, data, out or default_out(request), resume=resume, display=display)
+
+
+def train(
+    algo: str = "icql",
+    *,
+    task: str | None = None,
+    dataset: str | None = None,
+    preset: PresetName = "quick",
+    steps: int | None = None,
+    seeds: int = 1,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train a policy from logged data and return what `result.json` says.
+
+    Args:
+        algo: an algorithm by name (`icql algos` lists them).
+        task: a task of the table; gives the environment, the score and the task's settings.
+        dataset: a name or a file; by default the task's own data, or the embedded `hopper-mini`.
+        preset: `quick` finishes on two CPU cores in minutes, `paper` holds the paper's values.
+        steps: updates; by default the preset's.
+        seeds: how many seeds to train side by side, `seed` being the first.
+        out: run folder to make; by default a new one under `runs/`.
+        resume: go on with the run in `out`.
+        settings: changes to the algorithm's settings by dotted name, e.g. {"local.layers": 8}.
+        run: changes to steps, evaluation, logging and checkpoints by name.
+        quiet: show nothing on standard error.
+    """
+    if resume:
+        if out is None:
+            raise UserError("say which run to resume.", where="out")
+        request = request_of(Path(out))
+    else:
+        request = make_request(
+            algo, task=task, dataset=dataset, preset=preset, seed=seed, seeds=seeds
+        )
+    changes = {**(run or {}), **({} if steps is None else {"steps": steps})}
+    request = dataclasses.replace(
+        request,
+        settings=override(request.settings, dict(settings or {})),
+        run=override(request.run, changes),
+    )
+    return execute(
+        request,
+        out=None if out is None else Path(out),
+        resume=resume,
+        display=Display(quiet=quiet),
+    )

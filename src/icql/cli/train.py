@@ -1,0 +1,133 @@
+"""`icql train`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+
+from icql.algos.registry import PresetName, RunSettings
+from icql.api import Request, default_out, execute, make_request, request_of
+from icql.errors import UserError
+from icql.progress import Display
+
+S = TypeVar("S")
+
+DESCRIPTION = """Train a policy from logged data.
+
+Without options: ICQL on the embedded Hopper data, small enough for two CPU cores.
+The settings below are those of the chosen --algo, with the defaults of the chosen --preset and
+--task; any of them can be changed by its name, e.g. --local.layers 8 --context.k 10.
+
+The run folder holds settings, metrics, checkpoints, policies, scores and plots. A run that was
+stopped goes on, bit for bit, with: icql train --resume --out RUN"""
+
+
+@dataclass(frozen=True)
+class Train(Generic[S]):
+    """The options of `icql train`; `settings` are the algorithm's own."""
+
+    algo: str = "icql"
+    """Algorithm ('icql algos' lists them)."""
+    task: str | None = None
+    """Task of the table: environment, reference scores and settings, e.g. kitchen-complete-v0."""
+    dataset: str | None = None
+    """Data set by name or file; by default the task's own, or the embedded hopper-mini."""
+    preset: PresetName = "quick"
+    """quick: minutes on two CPU cores; paper: the paper's values."""
+    seeds: int = 1
+    """How many seeds to train side by side."""
+    seed: int = 0
+    """The first seed."""
+    out: Path | None = None
+    """Run folder to make; by default a new one under runs/."""
+    resume: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Go on with the run in --out."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print one JSON object on standard output."""
+    run: Annotated[RunSettings, tyro.conf.arg(name="")] = field(default_factory=RunSettings)
+    settings: Annotated[S, tyro.conf.arg(name="")] = None  # type: ignore[assignment]
+
+
+def run(argv: list[str]) -> dict[str, Any] | None:
+    """Parse, train, print."""
+    request, first = _first_look(argv)
+    default = Train[type(request.settings)](  # type: ignore[misc]
+        algo=request.algo,
+        task=first.task,
+        dataset=first.dataset,
+        preset=first.preset,
+        run=request.run,
+        settings=request.settings,
+    )
+    options = tyro.cli(
+        Train[type(request.settings)],  # type: ignore[misc]
+        prog="icql train",
+        description=DESCRIPTION,
+        args=argv,
+        default=default,
+    )
+    if options.seeds < 1:
+        raise UserError("must be at least 1.", where="--seeds")
+    request = dataclasses.replace(request, settings=options.settings, run=options.run)
+    if not options.resume:
+        seeds = tuple(range(options.seed, options.seed + options.seeds))
+        request = dataclasses.replace(request, seeds=seeds)
+    out = options.out or default_out(request)
+    result = execute(request, out=out, resume=options.resume, display=Display())
+    if options.json:
+        return result
+    _print(result)
+    return None
+
+
+def _first_look(argv: list[str]) -> tuple[Request, argparse.Namespace]:
+    """Read the options that decide the defaults of all others."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--algo", default="icql")
+    parser.add_argument("--task")
+    parser.add_argument("--dataset")
+    parser.add_argument("--preset", default="quick")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    first, _ = parser.parse_known_args(argv)
+    if not first.resume:
+        return (
+            make_request(first.algo, task=first.task, dataset=first.dataset, preset=first.preset),
+            first,
+        )
+    if first.out is None:
+        raise UserError("say which run to resume.", where="--resume", fix="Add --out RUN.")
+    request = request_of(first.out)
+    for name in ("algo", "task", "dataset"):
+        given = getattr(first, name)
+        if f"--{name}" in argv and given != getattr(request, name):
+            raise UserError(
+                f"the run was started with {getattr(request, name)!r}, not {given!r}.",
+                where=f"--{name}",
+                fix="Leave it out, or give another --out.",
+            )
+    return request, first
+
+
+def _print(result: dict[str, Any]) -> None:
+    """Say what came out and where it is."""
+    print(f"run         {result['run']}")
+    rate = result["updates_per_second"]
+    print(f"updates     {result['steps']:,}" + (f" ({rate:,.0f}/s)" if rate else ""))
+    score = result["score"]
+    if score is None:
+        print("score       none: the data has no task, so there is no environment to play in")
+    else:
+        seeds = ", ".join(f"{x:.1f}" for x in score["per_seed"])
+        print(f"score       {score['mean']:.1f} (final, mean over seeds: {seeds})")
+        if result["behaviour_score"] is not None:
+            print(
+                f"data        {result['behaviour_score']:.1f} (mean score of the logged episodes)"
+            )
+    print(f"plots       {result['run']}/plots")
+    print(f"next        icql evaluate {result['run']} --episodes 20")

@@ -1,0 +1,98 @@
+"""D4RL's HDF5 files, read by D4RL's own rules so that the paper's transition counts come out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from icql.data import checks
+from icql.data.tasks import Task
+from icql.data.transitions import Bools, Steps
+from icql.errors import UserError
+
+REQUIRED = ("observations", "actions", "rewards", "terminals")
+OPTIONAL = ("timeouts", "next_observations", "valid")
+
+
+def read_d4rl(path: str | Path, task: Task | None = None) -> Steps:
+    """Read a D4RL HDF5 file; groups such as `infos` and `metadata` are ignored.
+
+    D4RL's rules that differ from plain logs: a file without `timeouts` is cut at the task's
+    episode limit, a step that is both terminal and timed out counts as timed out, and the very
+    last row is no transition.
+
+    Raises:
+        UserError: naming file and key, if the file cannot be read, lacks a key, holds anything but
+            numbers of fitting shapes, or is too large for this machine's memory.
+    """
+    source = str(path)
+    arrays = _read_arrays(Path(path))
+    terminals = checks.flags("terminals", arrays["terminals"], source)
+    if "timeouts" in arrays:
+        timeouts = checks.flags("timeouts", arrays["timeouts"], source)
+    elif task is not None:
+        timeouts = timeouts_by_limit(terminals, task.max_episode_steps)
+    else:
+        timeouts = np.zeros_like(terminals)
+    if len(terminals) == len(timeouts):  # else `checked` names the lengths
+        terminals = terminals & ~timeouts
+    return Steps(
+        arrays["observations"],
+        arrays["actions"],
+        arrays["rewards"],
+        terminals,
+        timeouts,
+        arrays.get("next_observations"),
+        arrays.get("valid"),
+        drop_last=True,
+    ).checked(source)
+
+
+def timeouts_by_limit(terminals: Bools, limit: int) -> Bools:
+    """The steps (T,) that D4RL takes as timed out in a file that does not mark them.
+
+    D4RL's step counter starts at 0, at 0 again after a timeout, but at 1 after a terminal: kept,
+    for its rows are the paper's rows.
+    """
+    timeouts = np.zeros(len(terminals), np.bool_)
+    start, count = 0, 0
+    for end in [*np.flatnonzero(terminals).tolist(), len(terminals) - 1]:
+        timeouts[start + limit - 1 - count : end + 1 : limit] = True
+        start, count = end + 1, 0 if timeouts[end] else 1
+    return timeouts
+
+
+def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The numeric arrays of the file, checked for kind and size before any is read."""
+    if not path.is_file():
+        raise UserError("there is no such file.", where=str(path))
+    try:
+        with h5py.File(path, "r") as file:
+            present = [key for key in REQUIRED + OPTIONAL if key in file]
+            for key in REQUIRED:
+                if key not in present:
+                    raise UserError(
+                        f"`{key}` is missing; it has {', '.join(sorted(file)) or 'nothing'}.",
+                        where=str(path),
+                        fix=f"A D4RL file holds {', '.join(REQUIRED)} at its top level.",
+                    )
+            checks.check_size(sum(_bytes(key, file[key], path) for key in present), str(path))
+            return {key: file[key][()] for key in present}
+    # h5py reports damage as any of these, depending on where in the file it is.
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise UserError(
+            f"it cannot be read as HDF5 ({error}).",
+            where=str(path),
+            fix="It may be truncated or damaged: fetch it again.",
+        ) from error
+
+
+def _bytes(key: str, item: Any, path: Path) -> int:
+    if not isinstance(item, h5py.Dataset) or item.shape is None:
+        raise UserError(f"`{key}` is not an array.", where=str(path))
+    checks.check_kind(key, item.dtype, str(path))
+    return checks.bytes_in_memory(item.shape, item.dtype)

@@ -1,0 +1,173 @@
+"""Our own file format: one compressed NPZ of plain arrays, never a pickle.
+
+Arrays: observations (T, obs), actions (T, act), rewards, terminals, timeouts (T,); where known,
+`final_observations` (E, obs), the true successor of each of the E episode ends in time order;
+`valid` (T,) where rows are marked; `meta`, a JSON object as UTF-8 bytes. Equal steps give equal
+bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zipfile
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from icql.data import checks
+from icql.data.transitions import Floats, Steps
+from icql.errors import UserError
+
+REQUIRED = ("observations", "actions", "rewards", "terminals", "timeouts")
+OPTIONAL = ("final_observations", "valid", "drop_last", "meta")
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def write_npz(path: str | Path, steps: Steps, meta: dict[str, Any] | None = None) -> None:
+    """Write steps and a JSON-serialisable `meta` to `path`, all or nothing.
+
+    A `meta["task"]` names the task of the data for `load_dataset`.
+
+    Raises:
+        UserError: if the steps would not load again, or if a recorded successor inside an episode
+            is not the episode's next row (the format could not hold it).
+    """
+    path = Path(path)
+    steps = steps.checked(str(path))
+    arrays: dict[str, NDArray[Any]] = {name: getattr(steps, name) for name in REQUIRED}
+    if steps.next_observations is not None:
+        ends = steps.terminals | steps.timeouts
+        inside = np.flatnonzero(~ends[:-1])
+        jumps = (steps.next_observations[inside] != steps.observations[inside + 1]).any(axis=1)
+        if jumps.any():
+            raise UserError(
+                f"the next observation of row {inside[jumps][0]} is not row "
+                f"{inside[jumps][0] + 1}, yet no episode ends there.",
+                where=str(path),
+                fix="Mark the ends of episodes in `terminals` or `timeouts`.",
+            )
+        arrays["final_observations"] = steps.next_observations[ends]
+    if steps.valid is not None:
+        arrays["valid"] = steps.valid
+    if steps.drop_last:
+        arrays["drop_last"] = np.array(True)
+    text = json.dumps(meta or {}, sort_keys=True, ensure_ascii=False)
+    arrays["meta"] = np.frombuffer(text.encode(), np.uint8)
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_npz(path: str | Path) -> tuple[Steps, dict[str, Any]]:
+    """Read what `write_npz` wrote: the steps and their `meta`.
+
+    Raises:
+        UserError: naming file and array, if the file is damaged, holds pickled objects, lacks an
+            array, does not fit together, or is too large for this machine's memory.
+    """
+    source = str(path)
+    arrays = _read_arrays(Path(path))
+    final = arrays.get("final_observations")
+    steps = Steps(
+        arrays["observations"],
+        arrays["actions"],
+        arrays["rewards"],
+        arrays["terminals"],
+        arrays["timeouts"],
+        valid=arrays.get("valid"),
+        drop_last=bool(arrays.get("drop_last", False)),
+    ).checked(source)
+    if final is not None:
+        steps = _with_successors(steps, checks.matrix("final_observations", final, source), source)
+    return steps.checked(source), _meta(arrays, source)
+
+
+def _with_successors(steps: Steps, final: Floats, source: str) -> Steps:
+    """Steps whose successors are the next row or, at an episode end, the row of `final`."""
+    ends = steps.terminals | steps.timeouts
+    expected = (int(ends.sum()), steps.observations.shape[1])
+    if final.shape != expected:
+        raise UserError(
+            f"`final_observations` has shape {final.shape}, but its episode ends need {expected}.",
+            where=source,
+        )
+    successors = np.empty_like(steps.observations)
+    successors[:-1] = steps.observations[1:]
+    successors[-1] = steps.observations[-1]  # left out later unless an episode ends here
+    successors[ends] = final
+    return replace(steps, next_observations=successors)
+
+
+def _meta(arrays: dict[str, NDArray[Any]], source: str) -> dict[str, Any]:
+    if "meta" not in arrays:
+        return {}
+    try:
+        meta = json.loads(arrays["meta"].astype(np.uint8).tobytes().decode())
+    except ValueError as error:
+        raise UserError(f"`meta` is not JSON ({error}).", where=source) from error
+    if not isinstance(meta, dict):
+        raise UserError("`meta` is not a JSON object.", where=source)
+    return meta
+
+
+def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The known arrays of the file; declared sizes are checked before anything is unpacked."""
+    if not path.is_file():
+        raise UserError("there is no such file.", where=str(path))
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
+            for name in REQUIRED:
+                if name not in found:
+                    listed = ", ".join(sorted(found)) or "nothing"
+                    raise UserError(f"`{name}` is missing; it has {listed}.", where=str(path))
+            names = [name for name in REQUIRED + OPTIONAL if name in found]
+            checks.check_size(sum(_bytes(archive, name, path) for name in names), str(path))
+            arrays: dict[str, NDArray[Any]] = {}
+            for name in names:
+                with archive.open(f"{name}.npy") as file:
+                    arrays[name] = npy.read_array(file, allow_pickle=False)
+            return arrays
+    # The reasons a damaged, encrypted or foreign archive gives, depending on where it breaks.
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        RuntimeError,
+        NotImplementedError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise UserError(
+            f"it cannot be read as NPZ ({error}).",
+            where=str(path),
+            fix="It may be truncated or damaged: write or fetch it again.",
+        ) from error
+
+
+def _bytes(archive: zipfile.ZipFile, name: str, path: Path) -> int:
+    """Memory that an array will take, by its header alone."""
+    member = archive.getinfo(f"{name}.npy")
+    with archive.open(member) as file:
+        version = npy.read_magic(file)
+        if version not in _HEADERS:
+            raise ValueError(f"`{name}` has the unknown NPY version {version}")
+        shape, _, dtype = _HEADERS[version](file)
+        checks.check_kind(name, dtype, str(path))  # pickled objects stop here
+        # NumPy reserves what the header claims, so the claim must match what is there.
+        if math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
+            raise ValueError(f"`{name}` does not have the size its header claims")
+    return checks.bytes_in_memory(shape, dtype)

@@ -1,0 +1,309 @@
+"""Episodes → transitions: the one place that knows what happens at the end of an episode.
+
+The rule (D4RL's, and the one TD needs):
+
+* a true terminal step is kept, with `mask` 0: nothing is bootstrapped from its successor;
+* the last step of a truncated (timed-out) episode has no next action, so it is left out;
+* a log's very last row is kept only if it is terminal and its successor was recorded;
+* a row marked invalid is left out, and so is the row whose successor it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from icql.data import checks
+from icql.errors import UserError
+
+if TYPE_CHECKING:
+    from icql.data.tasks import Task
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+Bools = NDArray[np.bool_]
+
+ACTION_CLIP = 1 - 1e-5  # keeps the log-density of a tanh policy finite
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Logged steps in time order, episode after episode: what every source produces.
+
+    `terminals` marks steps after which the task ended; `timeouts` marks steps after which the
+    log was cut; a step with both marks ended the task. `next_observations` is given where the
+    source records the successor of each step; otherwise the successor is the next row of the
+    same episode.
+    """
+
+    observations: Floats  # (T, obs)
+    actions: Floats  # (T, act)
+    rewards: Floats  # (T,)
+    terminals: Bools  # (T,)
+    timeouts: Bools  # (T,)
+    next_observations: Floats | None = None  # (T, obs)
+    valid: Bools | None = None  # (T,) rows that can be used at all; None means every row
+    drop_last: bool = False  # leave the last row out even if it is terminal, as D4RL does
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def checked(self, source: str) -> Steps:
+        """These steps with every array in its final type and shape.
+
+        Raises:
+            UserError: naming `source`, array, row and column, if an array is empty, has the wrong
+                kind, shape or length, or is not finite in a row that is not marked invalid.
+        """
+        following = self.next_observations
+        steps = Steps(
+            observations=checks.matrix("observations", self.observations, source),
+            actions=checks.matrix("actions", self.actions, source),
+            rewards=checks.vector("rewards", self.rewards, source),
+            terminals=checks.flags("terminals", self.terminals, source),
+            timeouts=checks.flags("timeouts", self.timeouts, source),
+            next_observations=(
+                None if following is None else checks.matrix("next_observations", following, source)
+            ),
+            valid=None if self.valid is None else checks.flags("valid", self.valid, source),
+            drop_last=self.drop_last,
+        )
+        arrays = {f.name: getattr(steps, f.name) for f in fields(steps) if f.name != "drop_last"}
+        arrays = {name: array for name, array in arrays.items() if array is not None}
+        if len({len(array) for array in arrays.values()}) > 1:
+            lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
+            raise UserError(
+                f"the arrays have different lengths: {lengths}.",
+                where=source,
+                fix="Give one row per step in each of them.",
+            )
+        if not len(steps):
+            raise UserError("there are no steps in it (zero rows).", where=source)
+        for name in ("observations", "actions", "rewards", "next_observations"):
+            if name in arrays:
+                checks.check_finite(name, arrays[name], steps.valid, source)
+        widths = {arrays[n].shape[1] for n in ("observations", "next_observations") if n in arrays}
+        if len(widths) > 1:
+            raise UserError(
+                "`observations` and `next_observations` have different numbers of columns.",
+                where=source,
+            )
+        return steps
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """Where the transitions come from and what was left out on the way."""
+
+    name: str
+    source: str = ""  # file or id, for messages
+    task: str | None = None  # name in the task table, where known
+    dropped: int = 0  # invalid rows left out (NaN, marked invalid)
+    warnings: tuple[str, ...] = ()
+    episode_returns: tuple[float, ...] = ()  # undiscounted, of whole logged episodes
+    episode_lengths: tuple[int, ...] = ()
+    episode_scores: tuple[float, ...] = ()  # what the task scores, before normalisation
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """N transitions (s, a, r, s', a') with terminal mask, episode id and step in the episode.
+
+    The arrays are read-only, so `content_hash` can never be out of date.
+    """
+
+    states: Floats  # (N, obs)
+    actions: Floats  # (N, act)
+    rewards: Floats  # (N,)
+    next_states: Floats  # (N, obs)
+    next_actions: Floats  # (N, act); zero where mask is 0
+    mask: Floats  # (N,) 0 on terminal transitions, else 1
+    episode: Ints  # (N,)
+    step: Ints  # (N,)
+    info: DataInfo = field(default_factory=lambda: DataInfo("unnamed"))
+
+    def __post_init__(self) -> None:
+        for name, array in self._arrays().items():
+            if len(array) != len(self.rewards):
+                raise ValueError(f"{name} has {len(array)} rows, rewards {len(self.rewards)}")
+            frozen = array.view()
+            frozen.flags.writeable = False
+            object.__setattr__(self, name, frozen)
+
+    @classmethod
+    def from_steps(
+        cls,
+        steps: Steps,
+        info: DataInfo | None = None,
+        *,
+        task: Task | None = None,
+        action_clip: float | None = ACTION_CLIP,
+    ) -> Transitions:
+        """Turn logged steps into the transitions TD needs (the rule at the top of this module).
+
+        On a terminal transition s' is the recorded successor where there is one and otherwise s
+        itself, never a row of another episode; a' is zero.
+
+        Args:
+            steps: the log.
+            info: name and source, for messages; counts and episode returns are filled in here.
+            task: says what an episode scores.
+            action_clip: actions are clipped to ±this; None leaves them as they are.
+
+        Raises:
+            UserError: if the arrays do not fit together, no episode ends, or nothing is left.
+        """
+        info = info or DataInfo("unnamed")
+        source = info.source or info.name
+        steps = steps.checked(source)
+        ends = steps.terminals | steps.timeouts
+        if not ends.any():
+            raise UserError(
+                f"no episode ends in its {len(steps):,} rows: "
+                "neither `terminals` nor `timeouts` is ever set.",
+                where=source,
+                fix="Set `terminals` to 1 where the task ended and `timeouts` to 1 on the last "
+                "step of every episode that was cut off.",
+            )
+        complete = _complete(steps, ends)
+        rows = np.flatnonzero(complete & _usable(steps))
+        if not rows.size:
+            raise UserError(f"its {len(steps):,} rows hold no whole transition.", where=source)
+
+        episode: NDArray[np.int64] = np.cumsum(ends) - ends  # ends before this row
+        starts = np.flatnonzero(np.append(True, ends[:-1]))
+        terminal = steps.terminals[rows]
+        successors = np.where(terminal, rows, rows + 1)
+        actions = steps.actions
+        if action_clip is not None:
+            actions = np.clip(actions, -action_clip, action_clip)
+        next_actions = actions[successors]
+        next_actions[terminal] = 0
+        following = steps.next_observations
+        return cls(
+            states=steps.observations[rows],
+            actions=actions[rows],
+            rewards=steps.rewards[rows],
+            next_states=steps.observations[successors] if following is None else following[rows],
+            next_actions=next_actions,
+            mask=(~terminal).astype(np.float32),
+            episode=episode[rows].astype(np.int32),
+            step=(rows - starts[episode[rows]]).astype(np.int32),
+            info=_describe(
+                info,
+                steps,
+                starts,
+                np.flatnonzero(ends),
+                task,
+                warnings=(
+                    *_invalid_rows(steps, source, before=int(complete.sum()), left=rows.size),
+                    *_wide_actions(steps.actions[rows], source, action_clip),
+                ),
+            ),
+        )
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def observation_dim(self) -> int:
+        """Dimension of a state."""
+        return int(self.states.shape[1])
+
+    @property
+    def action_dim(self) -> int:
+        """Dimension of an action."""
+        return int(self.actions.shape[1])
+
+    def subset(self, rows: NDArray[np.integer] | Bools | slice) -> Transitions:
+        """The transitions at `rows`, in that order; `info` stays that of the whole data."""
+        return Transitions(
+            **{name: array[rows] for name, array in self._arrays().items()}, info=self.info
+        )
+
+    def content_hash(self) -> str:
+        """SHA-256 over names, types, shapes and bytes of all arrays, as hexadecimal digits."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        digest = hashlib.sha256()
+        for name, array in self._arrays().items():
+            digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "info"}
+
+
+def _complete(steps: Steps, ends: Bools) -> Bools:
+    """Rows with everything a transition needs: terminal, or followed by a row of their episode."""
+    complete: Bools = steps.terminals | ~ends
+    complete[-1] = (
+        steps.terminals[-1] and steps.next_observations is not None and not steps.drop_last
+    )
+    return complete
+
+
+def _usable(steps: Steps) -> Bools:
+    """Rows that are valid and, unless terminal, have a valid successor."""
+    if steps.valid is None:
+        return np.ones(len(steps), np.bool_)
+    usable: Bools = steps.valid & (steps.terminals | np.append(steps.valid[1:], False))
+    return usable
+
+
+def _describe(
+    info: DataInfo,
+    steps: Steps,
+    starts: NDArray[np.int64],
+    last_rows: NDArray[np.int64],
+    task: Task | None,
+    *,
+    warnings: tuple[str, ...],
+) -> DataInfo:
+    """`info` with counts and, for every episode that ended and is all valid, its statistics."""
+    starts = starts[: len(last_rows)]  # a log may stop inside its last episode
+    lengths = last_rows - starts + 1
+    whole = np.ones(len(starts), np.bool_)
+    if steps.valid is not None:
+        whole = np.add.reduceat(steps.valid[: last_rows[-1] + 1], starts, dtype=int) == lengths
+    rewards = np.split(steps.rewards[: last_rows[-1] + 1].astype(np.float64), starts[1:])
+    episodes = [r for r, keep in zip(rewards, whole, strict=True) if keep]
+    return replace(
+        info,
+        task=info.task if task is None else task.name,
+        dropped=0 if steps.valid is None else int((~steps.valid).sum()),
+        warnings=(*info.warnings, *warnings),
+        episode_returns=tuple(float(r.sum()) for r in episodes),
+        episode_lengths=tuple(len(r) for r in episodes),
+        episode_scores=() if task is None else tuple(task.score_of(r) for r in episodes),
+    )
+
+
+def _invalid_rows(steps: Steps, source: str, *, before: int, left: int) -> tuple[str, ...]:
+    if steps.valid is None or steps.valid.all():
+        return ()
+    invalid = int((~steps.valid).sum())
+    return (
+        f"{source}: {invalid:,} of {len(steps):,} rows are marked invalid and left out; "
+        f"{left:,} of {before:,} transitions remain.",
+    )
+
+
+def _wide_actions(actions: Floats, source: str, clip: float | None) -> tuple[str, ...]:
+    wide = int((np.abs(actions) > 1).any(axis=1).sum())
+    if not wide:
+        return ()
+    consequence = (
+        f"they were clipped to ±{clip:g}."
+        if clip is not None
+        else "policies act in [-1, 1], so scale the actions to that range."
+    )
+    return (f"{source}: {wide:,} of {len(actions):,} actions lie beyond ±1: {consequence}",)

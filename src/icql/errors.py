@@ -1,0 +1,37 @@
+"""The one exception that users see.
+
+A :class:`UserError` says what is wrong, where, and what to do about it. The command line prints
+it as one message and exits with code 2; the Python API lets it propagate.
+"""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Something the user can fix.
+
+    Args:
+        what: the problem in one sentence.
+        where: the file, row, column or setting that has it.
+        fix: what to do next.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        self.what, self.where, self.fix = what, where, fix
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        where = f"{self.where}: " if self.where else ""
+        fix = f" {self.fix}" if self.fix else ""
+        return f"{where}{self.what}{fix}"
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """Say which of `known` comes closest to a mistyped `name`, and how to see them all."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Known: {', '.join(sorted(known))}."

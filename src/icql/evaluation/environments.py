@@ -1,0 +1,214 @@
+"""Environments whose observation, action, reward and end of episode agree with D4RL.
+
+Gymnasium and Gymnasium-Robotics provide the simulators; this module adds what D4RL does otherwise:
+
+* MuJoCo: the v4 environments as they are (the rewards of v5 differ);
+* Kitchen: the state is robot qpos (9), object qpos (21) and the constant goal (30);
+* Adroit: door and hammer pay −0.1·‖palm − object‖, and the pen's episode ends when it drops.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+from collections.abc import Callable
+from typing import Any, SupportsFloat, TypeAlias
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from icql.data.tasks import Task
+from icql.errors import UserError
+
+Env: TypeAlias = gymnasium.Env[Any, Any]
+Step: TypeAlias = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
+
+KITCHEN_NOISE = 0.1  # D4RL's noise ratio, for the robot and for the objects
+PEN_DROPPED = 0.075  # the pen's height below which D4RL ends the episode
+
+
+def make_env(task: Task) -> Env:
+    """Build the environment that scores `task`, with a flat observation and D4RL's protocol.
+
+    Args:
+        task: a row of the task table, or a registered custom task.
+
+    Returns:
+        An environment with 1-d Box spaces that truncates at `task.max_episode_steps`.
+
+    Raises:
+        UserError: the environment does not exist, needs an extra that is not installed, or has
+            spaces that a policy over real vectors cannot use.
+    """
+    if task.domain == "kitchen":
+        env = _make_kitchen(task)
+    elif task.domain == "adroit":
+        env = _make_adroit(task)
+    else:
+        env = _make(task)
+    _check_spaces(task, env)
+    return env
+
+
+def simulator_versions() -> dict[str, str]:
+    """Versions that seeded returns depend on, to be kept with every score."""
+    found = {}
+    for package in ("mujoco", "gymnasium", "gymnasium-robotics"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # an extra that is not installed took no part in the score
+    return found
+
+
+class KitchenState(gymnasium.ObservationWrapper[NDArray[np.float32], Any, Any]):
+    """FrankaKitchen-v1 seen as D4RL's 60-d state: robot qpos, object qpos, goal."""
+
+    def __init__(self, env: Env, goal: NDArray[np.float32]) -> None:
+        super().__init__(env)
+        self._goal = goal
+        self.observation_space = spaces.Box(-np.inf, np.inf, (60,), np.float32)
+
+    def observation(self, observation: Any) -> NDArray[np.float32]:
+        """Drop the velocities (9–17 and 39–58), which D4RL's state does not have; add the goal."""
+        full = observation["observation"]
+        return np.concatenate([full[:9], full[18:39], self._goal], dtype=np.float32)
+
+
+class AdroitReward(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Pay `reward(data)`, computed from the simulator, instead of the environment's own reward."""
+
+    def __init__(self, env: Env, reward: Callable[[Any], float]) -> None:
+        super().__init__(env)
+        self._reward = reward
+
+    def step(self, action: Any) -> Step:
+        """Advance the simulator and pay D4RL's reward for where it arrived."""
+        observation, _, terminated, truncated, info = self.env.step(action)
+        return observation, self._reward(_simulator(self)), terminated, truncated, info
+
+
+class PenDrop(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """End the episode when the pen drops, as D4RL does (its reward already agrees)."""
+
+    def step(self, action: Any) -> Step:
+        """Advance the simulator; terminated when the pen is below its drop height."""
+        observation, reward, _, truncated, info = self.env.step(action)
+        dropped = bool(_simulator(self).body("Object").xpos[2] < PEN_DROPPED)
+        return observation, reward, dropped, truncated, info
+
+
+def door_reward(data: Any) -> float:
+    """D4RL's door reward of a simulator state (`mujoco.MjData`): reach, open, move calmly."""
+    door = float(data.joint("door_hinge").qpos[0])
+    reach = _distance(data.site("S_grasp").xpos, data.site("S_handle").xpos)
+    cost = 0.1 * reach + 0.1 * (door - 1.57) ** 2 + 1e-5 * float(np.sum(data.qvel**2))
+    return 2.0 * (door > 0.2) + 8.0 * (door > 1.0) + 10.0 * (door > 1.35) - cost
+
+
+def hammer_reward(data: Any) -> float:
+    """D4RL's hammer reward of a simulator state (`mujoco.MjData`): grasp, lift, hit, drive in."""
+    hammer, head = data.body("Object").xpos, data.site("tool").xpos
+    nail = data.site("S_target").xpos
+    depth = _distance(nail, data.site("nail_goal").xpos)
+    reach = _distance(data.site("S_grasp").xpos, hammer)
+    speed = float(np.linalg.norm(data.qvel))
+    cost = 0.1 * reach + _distance(head, nail) + 10.0 * depth + 0.01 * speed
+    lifted = bool(hammer[2] > 0.04 and head[2] > 0.04)
+    return 2.0 * lifted + 25.0 * (depth < 0.020) + 75.0 * (depth < 0.010) - cost
+
+
+# The rewards are computed here, not corrected by −0.2·‖·‖: the sign depends on the release.
+_ADROIT: dict[str, Callable[[Env], Env]] = {
+    "AdroitHandDoor-v1": lambda env: AdroitReward(env, door_reward),
+    "AdroitHandHammer-v1": lambda env: AdroitReward(env, hammer_reward),
+    "AdroitHandPen-v1": PenDrop,
+}
+
+
+def _make_adroit(task: Task) -> Env:
+    if task.env_id not in _ADROIT:
+        raise UserError(
+            f"D4RL's reward of {task.env_id!r} is not known.",
+            where=f"task {task.name!r}",
+            fix=f"Adroit environments: {', '.join(_ADROIT)}.",
+        )
+    _register_robotics(task)
+    return _ADROIT[task.env_id](_make(task))
+
+
+def _make_kitchen(task: Task) -> Env:
+    _register_robotics(task)
+    from gymnasium_robotics.envs.franka_kitchen import kitchen_env
+
+    unknown = set(task.kitchen_tasks) - set(kitchen_env.OBS_ELEMENT_GOALS)
+    if unknown or not task.kitchen_tasks:
+        raise UserError(
+            f"unknown Kitchen tasks: {sorted(unknown)}." if unknown else "no Kitchen tasks given.",
+            where=f"kitchen_tasks of task {task.name!r}",
+            fix=f"Known: {', '.join(sorted(kitchen_env.OBS_ELEMENT_GOALS))}.",
+        )
+    env = _make(
+        task,
+        tasks_to_complete=list(task.kitchen_tasks),
+        robot_noise_ratio=KITCHEN_NOISE,
+        object_noise_ratio=KITCHEN_NOISE,
+        terminate_on_tasks_completed=True,
+        remove_task_when_completed=True,  # each task is paid once
+    )
+    goal = np.zeros(30, np.float32)
+    for name in task.kitchen_tasks:
+        goal[kitchen_env.OBS_ELEMENT_INDICES[name]] = kitchen_env.OBS_ELEMENT_GOALS[name]
+    return KitchenState(env, goal)
+
+
+def _register_robotics(task: Task) -> None:
+    try:
+        import gymnasium_robotics
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{task.env_id} needs gymnasium-robotics, which is not installed.",
+            where=f"task {task.name!r}",
+            fix="pip install 'icql[robotics]'",
+        ) from error
+    gymnasium.register_envs(gymnasium_robotics)
+
+
+def _make(task: Task, **settings: Any) -> Env:
+    try:
+        with warnings.catch_warnings():
+            # D4RL's protocol is v4; Gymnasium announces v5 each time one is made.
+            warnings.filterwarnings("ignore", ".*-v4 is out of date", DeprecationWarning)
+            return gymnasium.make(
+                task.env_id,
+                max_episode_steps=task.max_episode_steps,
+                disable_env_checker=True,
+                **settings,
+            )
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise UserError(
+            f"the environment {task.env_id!r} cannot be made: {error}",
+            where=f"task {task.name!r}",
+            fix="Name an environment that is registered with Gymnasium.",
+        ) from error
+
+
+def _check_spaces(task: Task, env: Env) -> None:
+    for what, space in (("action", env.action_space), ("observation", env.observation_space)):
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+            env.close()
+            raise UserError(
+                f"the {what} space of {task.env_id!r} is {space}, not a vector of real numbers.",
+                where=f"task {task.name!r}",
+                fix="Only continuous control with flat observations is supported.",
+            )
+
+
+def _simulator(env: Env) -> Any:
+    return env.unwrapped.data  # type: ignore[attr-defined]  # every MuJoCo environment has it
+
+
+def _distance(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    return float(np.linalg.norm(a - b))

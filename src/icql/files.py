@@ -1,0 +1,103 @@
+"""Files that are whole or absent, and weights without pickle."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from icql.errors import UserError
+
+Tree = TypeVar("Tree")
+
+
+@contextlib.contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; it takes its place only when all went well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write one JSON document, atomically."""
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON document or say what is wrong with the file."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError("there is no such file.", where=str(path)) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"is not valid JSON ({error}).", where=str(path)) from None
+
+
+def named_arrays(tree: Any) -> dict[str, np.ndarray]:
+    """Arrays of a pytree by their path, such as `net.layers.0.weight`."""
+    leaves = jax.tree_util.tree_flatten_with_path(eqx.filter(tree, eqx.is_array))[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
+        for path, leaf in leaves
+    }
+
+
+def save_weights(path: Path, tree: Any) -> None:
+    """Write the arrays of a pytree as safetensors, atomically."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in named_arrays(tree).items()}
+    with atomic(path) as temporary:
+        save_file(arrays, temporary)
+
+
+def load_weights(path: Path, like: Tree) -> Tree:
+    """Fill a pytree shaped as `like` (arrays or shape structs) from a safetensors file."""
+    if not path.is_file():
+        raise UserError("there is no such file.", where=str(path))
+    try:
+        stored = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"cannot be read as safetensors ({error}).", where=str(path)) from None
+
+    def fill(key: tuple[Any, ...], leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray):
+            return leaf
+        name = jax.tree_util.keystr(key, simple=True, separator=".")
+        if name not in stored or stored[name].shape != leaf.shape:
+            found = stored[name].shape if name in stored else "nothing"
+            raise UserError(
+                f"holds {found} for {name}, expected {leaf.shape}.",
+                where=str(path),
+                fix="The file belongs to other settings or another version.",
+            )
+        return jax.numpy.asarray(stored[name])
+
+    return jax.tree_util.tree_map_with_path(fill, like)
+
+
+def tree_hash(tree: Any) -> str:
+    """sha256 over names, shapes and bytes of every array: equal only for equal bits."""
+    digest = hashlib.sha256()
+    for name, array in sorted(named_arrays(tree).items()):
+        digest.update(f"{name}{array.shape}{array.dtype}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

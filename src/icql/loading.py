@@ -1,0 +1,224 @@
+"""Trained policies and critics back from a run folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from icql.algos.base import Algorithm, Spec
+from icql.algos.registry import RunSettings, get_algorithm, make_algorithm, override
+from icql.data import Task, Transitions, get_task, load_dataset
+from icql.errors import UserError
+from icql.evaluation import EnvPool, Rollouts
+from icql.evaluation.policies import act, evaluate_policies
+from icql.evaluation.rollout import Progress
+from icql.files import load_weights
+from icql.nn.critics import Critics
+from icql.nn.policies import Standardised
+from icql.retrieval import ContextSettings, retrieve
+from icql.training.device import DeviceData, Normaliser, fit_normaliser, to_device
+from icql.training.run_folder import RunFolder
+
+
+def load_policy(run: str | Path) -> TrainedPolicy:
+    """Load the final policies of a run; nothing of the data or of retrieval is needed."""
+    folder = RunFolder.open(run)
+    manifest, algorithm = folder.manifest, algorithm_of(folder)
+    _require_finished(folder, folder.policy_path)
+    seeds = tuple(manifest["seeds"])
+    width = (len(seeds), manifest["observation_dim"])
+    like = eqx.filter_eval_shape(
+        lambda keys: Standardised(
+            eqx.filter_vmap(lambda k: algorithm.policy(algorithm.init(k)))(keys),
+            jnp.zeros(width),
+            jnp.ones(width),
+        ),
+        _keys(seeds),
+    )
+    task = None if manifest["task"] is None else get_task(manifest["task"])
+    return TrainedPolicy(load_weights(folder.policy_path, like), seeds, task)
+
+
+def load_critic(run: str | Path, *, dataset: str | Path | None = None) -> TrainedCritic:
+    """Load the final critics of a run together with the data that a local critic retrieves from.
+
+    `dataset` says where the data is now, if not where it was when the run was made.
+    """
+    folder = RunFolder.open(run)
+    manifest, algorithm = folder.manifest, algorithm_of(folder)
+    if not hasattr(algorithm, "critic"):
+        raise UserError(f"{manifest['algo']} has no critic.", where=str(folder.path))
+    _require_finished(folder, folder.critic_path)
+    data = load_dataset(dataset or manifest["dataset"], task=manifest["task"])
+    if data.content_hash() != manifest["data_hash"]:
+        raise UserError(
+            f"the run was made on other data (hash {manifest['data_hash'][:12]}, "
+            f"this is {data.content_hash()[:12]}).",
+            where=data.info.source or data.info.name,
+            fix="Name the right file with dataset=….",
+        )
+    seeds = tuple(manifest["seeds"])
+    like = eqx.filter_eval_shape(
+        lambda keys: eqx.filter_vmap(lambda k: algorithm.critic(algorithm.init(k)))(keys),
+        _keys(seeds),
+    )
+    normaliser = fit_normaliser(data, algorithm.settings.data)
+    return TrainedCritic(
+        load_weights(folder.critic_path, like),
+        seeds,
+        data,
+        normaliser,
+        to_device(data, normaliser, None),
+        algorithm.needs.context,
+    )
+
+
+@dataclass(frozen=True)
+class TrainedPolicy:
+    """Final policies of every training seed, normaliser included."""
+
+    policies: Any  # stacked along a leading axis of seeds
+    seeds: tuple[int, ...]
+    task: Task | None
+
+    def act(self, observations: ArrayLike, *, seed: int | None = None) -> NDArray[np.float32]:
+        """Actions for one observation (obs,) or a batch (B, obs), by one training seed's policy.
+
+        `seed` is a training seed of the run; the first one where not given.
+        """
+        batch = np.asarray(observations, np.float32)
+        expected = self.policies.mean.shape[1]
+        if batch.ndim not in (1, 2) or batch.shape[-1] != expected:
+            raise UserError(
+                f"must have shape ({expected},) or (B, {expected}), not {batch.shape}.",
+                where="observations",
+            )
+        one = _of_seed(self.policies, self.seeds, seed)
+        return np.asarray(act(one, jnp.asarray(np.atleast_2d(batch))[None])[0]).reshape(
+            *batch.shape[:-1], -1
+        )
+
+    def evaluate(
+        self, *, episodes: int = 10, seed: int = 0, progress: Progress | None = None
+    ) -> tuple[Rollouts, ...]:
+        """Play `episodes` episodes with every training seed's policy in the task's environment."""
+        if self.task is None:
+            raise UserError(
+                "the run has no task, so there is no environment to play in.",
+                fix="Name one when training: icql train --task NAME.",
+            )
+        with EnvPool(self.task) as environments:
+            return evaluate_policies(
+                self.policies,
+                environments,
+                episodes=episodes,
+                seeds=[seed] * len(self.seeds),
+                progress=progress,
+            )
+
+
+@dataclass(frozen=True)
+class TrainedCritic:
+    """Final critics of every training seed, and the data their contexts come from."""
+
+    critics: Critics  # stacked along a leading axis of seeds
+    seeds: tuple[int, ...]
+    data: Transitions
+    normaliser: Normaliser
+    device_data: DeviceData
+    context: ContextSettings | None
+
+    def q(
+        self, states: ArrayLike, actions: ArrayLike, *, seed: int | None = None
+    ) -> NDArray[np.float32]:
+        """Q̂(s, a | Ω_s) of each pair, the least of the critics, on the scaled rewards: (B,)."""
+        s, a = self._batch(states), jnp.asarray(np.asarray(actions, np.float32))
+        critics = self._critics(seed)
+        return np.asarray(critics.at(self._normalised(s), self._contexts(s))(a).min(0))
+
+    def trace(
+        self, states: ArrayLike, actions: ArrayLike, *, seed: int | None = None
+    ) -> NDArray[np.float32]:
+        """Q̂_ℓ(s, a | Ω_s) of the first critic after every layer: (L, B)."""
+        s, a = self._batch(states), jnp.asarray(np.asarray(actions, np.float32))
+        if self.context is None:
+            raise UserError("a global critic has no layers of TD.", where="trace")
+        member = jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, self._critics(seed).members)
+        return np.asarray(member.trace(self._contexts(s), self._normalised(s), a))
+
+    def neighbours(self, states: ArrayLike) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
+        """Rows of the data that make up the context of each state, and their distances."""
+        if self.context is None:
+            raise UserError("a global critic has no context.", where="neighbours")
+        c = self.context
+        return retrieve(
+            self.data.states,
+            self._batch(states),
+            c.k,
+            metric=c.metric,
+            strategy=c.strategy,
+            rewards=self.data.rewards,
+            seed=c.seed,
+        )
+
+    def _batch(self, states: ArrayLike) -> NDArray[np.float32]:
+        batch = np.asarray(states, np.float32)
+        if batch.ndim != 2 or batch.shape[1] != self.data.observation_dim:
+            raise UserError(
+                f"must have shape (B, {self.data.observation_dim}), not {batch.shape}.",
+                where="states",
+            )
+        return batch
+
+    def _critics(self, seed: int | None) -> Critics:
+        one = _of_seed(self.critics, self.seeds, seed)
+        return jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, one)  # type: ignore[no-any-return]
+
+    def _normalised(self, states: NDArray[np.float32]) -> Any:
+        return jnp.asarray((states - self.normaliser.mean) / self.normaliser.std)
+
+    def _contexts(self, states: NDArray[np.float32]) -> Any:
+        if self.context is None:
+            return None
+        rows, _ = self.neighbours(states)
+        return self.device_data.take(jnp.asarray(rows, jnp.int32))
+
+
+def algorithm_of(folder: RunFolder) -> Algorithm[Any]:
+    """Return the algorithm of a run, from its recorded settings."""
+    manifest = folder.manifest
+    try:
+        settings = override(get_algorithm(manifest["algo"]).settings(), manifest["settings"])
+        run = override(RunSettings(), manifest["run"])
+        spec = Spec(manifest["observation_dim"], manifest["action_dim"], run.steps)
+    except KeyError as missing:
+        raise UserError(f"lacks {missing}.", where=str(folder.manifest_path)) from None
+    return make_algorithm(manifest["algo"], settings, spec)
+
+
+def _keys(seeds: tuple[int, ...]) -> Any:
+    return jax.eval_shape(lambda: jnp.stack([jax.random.key(s) for s in seeds]))
+
+
+def _of_seed(stacked: Any, seeds: tuple[int, ...], seed: int | None) -> Any:
+    """The slice of one training seed, still with its leading axis."""
+    if seed is not None and seed not in seeds:
+        raise UserError(f"the run has no seed {seed}; it has {list(seeds)}.", where="seed")
+    i = 0 if seed is None else seeds.index(seed)
+    return jax.tree.map(lambda x: x[i : i + 1] if eqx.is_array(x) else x, stacked)
+
+
+def _require_finished(folder: RunFolder, path: Path) -> None:
+    if not path.is_file():
+        raise UserError(
+            f"has no {path.name}: the run is not finished.",
+            where=str(folder.path),
+            fix=f"Go on with it: icql train --resume --out {folder.path}",
+        )

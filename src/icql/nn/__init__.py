@@ -1,0 +1,1 @@
+"""Networks: features, policies, critics and in-context modules."""

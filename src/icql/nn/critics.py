@@ -1,0 +1,219 @@
+"""Critics: global networks and local in-context estimators behind one face.
+
+`critic.at(s, context)` returns the value function *at those states*; calling it with actions gives
+one value per critic and state. A local critic infers its weights from the context Ω_s once, inside
+`at`; a global critic ignores the context. Any critic-based algorithm therefore becomes its ICQL
+variant by one setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from icql.errors import UserError
+from icql.nn.mlp import MLP
+from icql.nn.modules import LinearMLP, LinearTransformer, ModuleName, SoftmaxTransformer
+
+CriticKind = Literal["local", "global"]
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """The local (in-context) critic: features φ and the in-context module over them."""
+
+    module: ModuleName = "linear"
+    """linear: the paper's linear Transformer; mlp and softmax: its ablation."""
+    layers: int = 20
+    """L, the number of in-context TD steps of the linear module."""
+    blocks: int = 4
+    """Attention blocks of the softmax module."""
+    features: int = 64
+    """d, the dimension of φ(s, a)."""
+    c_scale: float = 1.0
+    """C_ℓ starts as (c_scale / d)·I. 1 is stable; d is the identity and explodes."""
+    c_learning_rate: float = 1.0
+    """Learning rate of C as a multiple of the critic's: C has to be learned upward."""
+    dropout: float = 0.1
+    """Dropout in φ during training."""
+    context_dropout: bool = True
+    """Whether dropout also acts on the features of the context transitions."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "blocks", "features"):
+            if getattr(self, name) < 1:
+                raise UserError("must be at least 1.", where=f"local.{name}")
+        if not 0 <= self.dropout < 1:
+            raise UserError("must be in [0, 1).", where="local.dropout")
+        for name in ("c_scale", "c_learning_rate"):
+            if getattr(self, name) < 0:
+                raise UserError("must not be negative.", where=f"local.{name}")
+
+
+class GlobalCritic(eqx.Module):
+    """One network for all states: the ordinary Q(s, a) or, without actions, V(s)."""
+
+    net: MLP
+
+    def read(self, context: Any, *, key: PRNGKeyArray | None) -> None:
+        """Read nothing: a global critic has no context."""
+
+    def value(
+        self, memory: None, s: Array, a: Array | None, *, key: PRNGKeyArray | None
+    ) -> Float[Array, "..."]:
+        """Q(s, a), or V(s) where `a` is None."""
+        return self.net(pair(s, a), key=key)[..., 0]
+
+
+class LocalCritic(eqx.Module):
+    """Features φ and an in-context module: Q̂(s, a | Ω_s), or V̂(s | Ω_s) without actions."""
+
+    features: MLP
+    module: LinearTransformer | LinearMLP | SoftmaxTransformer
+    discount: float = eqx.field(static=True)
+    with_actions: bool = eqx.field(static=True)
+    context_dropout: bool = eqx.field(static=True)
+
+    def read(self, context: Any, *, key: PRNGKeyArray | None) -> Array:
+        """Infer from the context Ω what the module needs (the local weights w for `linear`)."""
+        return self.module.read(*self.context_features(context, key), self.discount)
+
+    def value(
+        self, memory: Array, s: Array, a: Array | None, *, key: PRNGKeyArray | None
+    ) -> Float[Array, "..."]:
+        """Q̂(s, a | Ω) for query features φ(s, a)."""
+        return self.module.answer(memory, self.features(pair(s, a), key=key))
+
+    def context_features(
+        self, context: Any, key: PRNGKeyArray | None = None
+    ) -> tuple[Array, Array, Array, Array]:
+        """(Φ, Φ', r, m) of a context: both feature matrices in one pass through the network."""
+        a, a_next = (context.a, context.a_next) if self.with_actions else (None, None)
+        pairs = jnp.stack([pair(context.s, a), pair(context.s_next, a_next)])
+        phi, phi_next = self.features(pairs, key=key if self.context_dropout else None)
+        return phi, phi_next, context.r, context.mask
+
+    def trace(self, context: Any, s: Array, a: Array | None) -> Float[Array, "layers batch"]:
+        """Q̂_ℓ(s, a | Ω) after every layer ℓ = 1 … L (linear module only)."""
+        if not isinstance(self.module, LinearTransformer):
+            raise UserError("only the linear module has a per-layer trace.", where="local.module")
+        weights = self.module.trace(*self.context_features(context), self.discount)
+        return (weights * self.features(pair(s, a))).sum(-1)
+
+
+Member = GlobalCritic | LocalCritic
+
+
+class Critics(eqx.Module):
+    """An ensemble of critics of one kind; its parameters carry a leading axis of `count`."""
+
+    members: Member
+    count: int = eqx.field(static=True)
+
+    def at(self, s: Array, context: Any = None, *, key: PRNGKeyArray | None = None) -> ValueAt:
+        """The value function at states `s`, inferred from their contexts where local."""
+        if isinstance(self.members, LocalCritic) and context is None:
+            raise ValueError("a local critic needs the contexts of its states")
+        keys = None if key is None else jax.random.split(jax.random.fold_in(key, 0), self.count)
+        memory = _each(lambda m, k: m.read(context, key=k), self.members, keys)
+        return ValueAt(self.members, memory, s, self.count)
+
+    def max_preconditioner(self) -> Float[Array, ""]:
+        """max |C|, the first thing to grow when a local critic diverges (0 where there is none)."""
+        module = getattr(self.members, "module", None)
+        if isinstance(module, LinearTransformer):
+            return jnp.abs(module.C).max()
+        return jnp.zeros(())
+
+
+class ValueAt(eqx.Module):
+    """Values at fixed states: call with actions for Q, without for V. Returns (count, ...)."""
+
+    members: Member
+    memory: Any
+    s: Array
+    count: int = eqx.field(static=True)
+
+    def __call__(
+        self, a: Array | None = None, *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "count ..."]:
+        """Each critic's value; `a` may have extra leading axes for several actions per state."""
+        s = self.s if a is None else jnp.broadcast_to(self.s, (*a.shape[:-1], self.s.shape[-1]))
+        keys = None if key is None else jax.random.split(jax.random.fold_in(key, 1), self.count)
+        return _each(
+            lambda m, memory, k: m.value(memory, s, a, key=k), self.members, self.memory, keys
+        )
+
+
+def make_critics(
+    kind: CriticKind,
+    *,
+    observation_dim: int,
+    action_dim: int,
+    hidden: tuple[int, ...],
+    count: int,
+    discount: float,
+    local: LocalSettings,
+    context: int,
+    key: PRNGKeyArray,
+    layer_norm: bool = False,
+) -> Critics:
+    """Make `count` fresh critics; `action_dim` 0 makes state values V instead of Q."""
+
+    def make(key: PRNGKeyArray) -> Member:
+        inputs = observation_dim + action_dim
+        if kind == "global":
+            return GlobalCritic(
+                MLP(inputs, hidden, 1, final_gain=1.0, layer_norm=layer_norm, key=key)
+            )
+        feature_key, module_key = jax.random.split(key)
+        features = MLP(
+            inputs,
+            hidden,
+            local.features,
+            final_activation="tanh",
+            final_gain=1.0,
+            layer_norm=True,
+            dropout=local.dropout,
+            key=feature_key,
+        )
+        return LocalCritic(
+            features,
+            make_module(local, context, module_key),
+            discount,
+            action_dim > 0,
+            local.context_dropout,
+        )
+
+    return Critics(eqx.filter_vmap(make)(jax.random.split(key, count)), count)
+
+
+def make_module(
+    local: LocalSettings, context: int, key: PRNGKeyArray
+) -> LinearTransformer | LinearMLP | SoftmaxTransformer:
+    """Return the in-context module that the settings name."""
+    match local.module:
+        case "linear":
+            return LinearTransformer(local.layers, local.features, local.c_scale)
+        case "mlp":
+            return LinearMLP(context, local.features, 256, key=key)
+        case "softmax":
+            return SoftmaxTransformer(
+                local.features, layers=local.blocks, width=128, heads=4, key=key
+            )
+
+
+def pair(s: Array, a: Array | None) -> Array:
+    """(s, a) as one vector, or s alone."""
+    return s if a is None else jnp.concatenate([s, a], -1)
+
+
+def _each(function: Callable[..., Any], members: Member, *rest: Any) -> Any:
+    """Apply `function` to every critic of an ensemble with its own slice of the rest."""
+    return eqx.filter_vmap(function, in_axes=(eqx.if_array(0), *[0] * len(rest)))(members, *rest)

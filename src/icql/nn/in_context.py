@@ -1,0 +1,182 @@
+"""The in-context critic's core: a linear Transformer's forward pass *is* TD on its context.
+
+Three equal forms of the same computation (paper, theorem `icl-q`):
+
+* :func:`literal_prompt_q` builds the prompt Z₀ and applies every attention layer as written. It
+  is the test oracle and nothing else: slow, but it looks like the paper.
+* :func:`reduced` carries only the local weights w_ℓ, which is all that the layers change.
+* :func:`dual` carries the TD errors δ_ℓ of the K context transitions instead.
+
+Shapes below: N context transitions, d features, L layers; leading axes `...` are batched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from icql.errors import UserError
+
+
+def td_step(
+    w: Float[Array, "... d"],
+    phi: Float[Array, "... n d"],
+    change: Float[Array, "... n d"],
+    r: Float[Array, "... n"],
+    c: Float[Array, "d d"],
+) -> Float[Array, "... d"]:
+    """One layer: w + (1/N) C Φᵀ δ with δ = r + (γ m∘Φ' − Φ) w  (paper eq. td).
+
+    `change` is γ m∘Φ' − Φ, which no layer alters.
+    """
+    delta = r + jnp.einsum("...nd,...d->...n", change, w)
+    return w + jnp.einsum("...nd,...n->...d", phi, delta) @ c.T / phi.shape[-2]
+
+
+def reduced(
+    phi: Float[Array, "... n d"],
+    phi_next: Float[Array, "... n d"],
+    r: Float[Array, "... n"],
+    mask: Float[Array, "... n"],
+    c: Float[Array, "layers d d"],
+    discount: float,
+) -> tuple[Float[Array, "... d"], Float[Array, "layers ... d"]]:
+    """Local weights by L layers of TD: (w_L, [w_1 … w_L])."""
+    change = discount * mask[..., None] * phi_next - phi
+
+    def layer(w: Array, c_l: Array) -> tuple[Array, Array]:
+        w = td_step(w, phi, change, r, c_l)
+        return w, w
+
+    return jax.lax.scan(layer, jnp.zeros_like(phi[..., 0, :]), c)
+
+
+def dual(
+    phi: Float[Array, "... n d"],
+    phi_next: Float[Array, "... n d"],
+    r: Float[Array, "... n"],
+    mask: Float[Array, "... n"],
+    c: Float[Array, "layers d d"],
+    discount: float,
+) -> Float[Array, "... d"]:
+    """Local weights through the N×N dual: δ_{ℓ+1} = (I + M_ℓ) δ_ℓ, M_ℓ = (γΦ'−Φ) C_ℓ Φᵀ / N."""
+    change = discount * mask[..., None] * phi_next - phi
+    projected = jnp.einsum("...nd,ldf->l...nf", change, c)
+    m = jnp.einsum("l...nf,...mf->l...nm", projected, phi) / phi.shape[-2]
+
+    def layer(delta: Array, m_l: Array) -> tuple[Array, Array]:
+        return delta + jnp.einsum("...nm,...m->...n", m_l, delta), delta
+
+    _, deltas = jax.lax.scan(layer, r, m)
+    pulled = jnp.einsum("...nd,l...n->l...d", phi, deltas)
+    return jnp.einsum("l...d,lfd->...f", pulled, c) / phi.shape[-2]
+
+
+def local_weights(
+    phi: Float[Array, "n d"],
+    phi_next: Float[Array, "n d"],
+    rewards: Float[Array, " n"],
+    C: Float[Array, "layers d d"],
+    *,
+    discount: float,
+    mask: Float[Array, " n"] | None = None,
+) -> Float[Array, "layers+1 d"]:
+    """Local weights w_0 … w_L of one context after every layer; Q̂_ℓ(s, a) = φ(s, a)ᵀ w_ℓ.
+
+    Args:
+        phi: features φ(s_i, a_i) of the N context transitions.
+        phi_next: features φ(s'_i, a'_i).
+        rewards: r_i.
+        C: the preconditioners C_0 … C_{L−1}.
+        discount: γ.
+        mask: 1 − done; 0 drops γφ' of a terminal transition. All ones where not given.
+
+    Returns:
+        The weights, w_0 = 0 first. Computed in float64 where the inputs are NumPy float64.
+    """
+    with _precision_of(phi, phi_next, rewards, C):
+        phi, phi_next, rewards, C, mask = _checked(phi, phi_next, rewards, C, mask)
+        _, trace = reduced(phi, phi_next, rewards, mask, C, discount)
+        return jnp.concatenate([jnp.zeros_like(trace[:1]), trace])
+
+
+def literal_prompt_q(
+    phi: Float[Array, "n d"],
+    phi_next: Float[Array, "n d"],
+    rewards: Float[Array, " n"],
+    phi_query: Float[Array, " d"],
+    C: Float[Array, "layers d d"],
+    *,
+    discount: float,
+    mask: Float[Array, " n"] | None = None,
+) -> Float[Array, ""]:
+    """Q̂(s, a | Ω) by the literal prompt form: Z ← Z + (1/N) P Z M (Zᵀ G_ℓ Z), minus Z[2d+1, N+1].
+
+    The paper's main text leaves out the residual and the 1/N; its theorem needs both.
+    """
+    with _precision_of(phi, phi_next, rewards, phi_query, C):
+        phi, phi_next, rewards, C, mask = _checked(phi, phi_next, rewards, C, mask)
+        phi_query = jnp.asarray(phi_query)
+        return -literal_prompt(phi, phi_next, rewards, mask, phi_query, C, discount)[-1, -1]
+
+
+def literal_prompt(
+    phi: Float[Array, "n d"],
+    phi_next: Float[Array, "n d"],
+    r: Float[Array, " n"],
+    mask: Float[Array, " n"],
+    phi_query: Float[Array, " d"],
+    c: Float[Array, "layers d d"],
+    discount: float,
+) -> Float[Array, "2d+1 n+1"]:
+    """The prompt Z_L after every layer (paper eq. prompt_mat, linear-trans_weight)."""
+    n, d = phi.shape
+    z = jnp.block(
+        [
+            [phi.T, phi_query[:, None]],
+            [discount * (mask[:, None] * phi_next).T, jnp.zeros((d, 1), phi.dtype)],
+            [r[None, :], jnp.zeros((1, 1), phi.dtype)],
+        ]
+    )
+    m = jnp.diag(jnp.ones(n + 1, phi.dtype).at[-1].set(0))
+    p = jnp.zeros((2 * d + 1, 2 * d + 1), phi.dtype).at[-1, -1].set(1)
+
+    def layer(z: Array, c_l: Array) -> tuple[Array, None]:
+        g = jnp.zeros_like(p).at[:d, :d].set(-c_l.T).at[:d, d : 2 * d].set(c_l.T)
+        return z + p @ z @ m @ (z.T @ g @ z) / n, None
+
+    return jax.lax.scan(layer, z, c)[0]
+
+
+def _checked(
+    phi: Any, phi_next: Any, rewards: Any, c: Any, mask: Any
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Arrays of fitting shapes, or one message that says which does not fit."""
+    phi, phi_next, rewards, c = (jnp.asarray(x) for x in (phi, phi_next, rewards, c))
+    if phi.ndim != 2:
+        raise UserError(f"phi must have shape (N, d), not {phi.shape}.", where="phi")
+    n, d = phi.shape
+    mask = jnp.ones(n, phi.dtype) if mask is None else jnp.asarray(mask).astype(phi.dtype)
+    expected = {"phi_next": (phi_next, (n, d)), "rewards": (rewards, (n,)), "mask": (mask, (n,))}
+    for name, (array, shape) in expected.items():
+        if array.shape != shape:
+            raise UserError(f"must have shape {shape}, not {array.shape}.", where=name)
+    if c.ndim != 3 or c.shape[1:] != (d, d):
+        raise UserError(f"must have shape (L, {d}, {d}), not {c.shape}.", where="C")
+    return phi, phi_next, rewards, c, mask
+
+
+@contextlib.contextmanager
+def _precision_of(*arrays: Any) -> Iterator[None]:
+    """Work in float64 where the caller hands NumPy float64 arrays, without a global switch."""
+    if any(isinstance(x, np.ndarray) and x.dtype == np.float64 for x in arrays):
+        with jax.enable_x64(True):
+            yield
+    else:
+        yield

@@ -1,0 +1,101 @@
+"""Multi-layer perceptrons that act on the last axis, whatever stands before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+Activation = Literal["relu", "gelu", "tanh", "none"]
+ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "tanh": jnp.tanh,
+    "none": lambda x: x,
+}
+
+
+class Linear(eqx.Module):
+    """x ↦ x W + b with orthogonal W."""
+
+    weight: Float[Array, "inputs outputs"]
+    bias: Float[Array, " outputs"]
+
+    def __init__(self, inputs: int, outputs: int, *, gain: float, key: PRNGKeyArray) -> None:
+        self.weight = jax.nn.initializers.orthogonal(gain)(key, (inputs, outputs), jnp.float32)
+        self.bias = jnp.zeros(outputs)
+
+    def __call__(self, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
+        return x @ self.weight + self.bias
+
+
+class LayerNorm(eqx.Module):
+    """Layer normalisation over the last axis, with a learned scale and shift."""
+
+    scale: Float[Array, " size"]
+    shift: Float[Array, " size"]
+
+    def __init__(self, size: int) -> None:
+        self.scale = jnp.ones(size)
+        self.shift = jnp.zeros(size)
+
+    def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
+        centred = x - x.mean(-1, keepdims=True)
+        variance = (centred**2).mean(-1, keepdims=True)
+        return centred * jax.lax.rsqrt(variance + 1e-5) * self.scale + self.shift
+
+
+class MLP(eqx.Module):
+    """Linear → activation → [LayerNorm] → [dropout], repeated; then a last linear layer."""
+
+    layers: tuple[Linear, ...]
+    norms: tuple[LayerNorm, ...]
+    activation: Activation = eqx.field(static=True)
+    final_activation: Activation = eqx.field(static=True)
+    dropout: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        outputs: int,
+        *,
+        key: PRNGKeyArray,
+        activation: Activation = "relu",
+        final_activation: Activation = "none",
+        final_gain: float = 2**0.5,
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        sizes = [inputs, *hidden, outputs]
+        keys = jax.random.split(key, len(sizes) - 1)
+        gains = [2**0.5] * len(hidden) + [final_gain]
+        self.layers = tuple(
+            Linear(i, o, gain=g, key=k)
+            for i, o, g, k in zip(sizes[:-1], sizes[1:], gains, keys, strict=True)
+        )
+        self.norms = tuple(LayerNorm(h) for h in hidden) if layer_norm else ()
+        self.activation, self.final_activation = activation, final_activation
+        self.dropout = dropout
+
+    def __call__(
+        self, x: Float[Array, "... inputs"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "... outputs"]:
+        """Apply the network; dropout is active only when a `key` is given."""
+        for i, layer in enumerate(self.layers[:-1]):
+            x = ACTIVATIONS[self.activation](layer(x))
+            if self.norms:
+                x = self.norms[i](x)
+            if key is not None and self.dropout > 0:
+                x = dropout(x, self.dropout, key=jax.random.fold_in(key, i))
+        return ACTIVATIONS[self.final_activation](self.layers[-1](x))
+
+
+def dropout(x: Array, rate: float, *, key: PRNGKeyArray) -> Array:
+    """Zero each entry with probability `rate` and scale the rest so that the mean is kept."""
+    keep = jax.random.bernoulli(key, 1 - rate, x.shape)
+    return jnp.where(keep, x / (1 - rate), 0)

@@ -1,0 +1,151 @@
+"""Policies: observations in, actions in [-1, 1] out. None needs retrieval at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from icql.nn.mlp import MLP
+
+LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+_LOG_2PI = 1.8378770664093453
+
+
+class Policy(Protocol):
+    """What evaluation needs: a batch of observations to a batch of actions, no randomness."""
+
+    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]: ...
+
+
+class DeterministicPolicy(eqx.Module):
+    """π(s) = tanh(MLP(s))."""
+
+    net: MLP
+
+    def __init__(
+        self,
+        observation_dim: int,
+        action_dim: int,
+        hidden: Sequence[int],
+        *,
+        key: PRNGKeyArray,
+        dropout: float = 0.0,
+        layer_norm: bool = False,
+        final_gain: float = 2**0.5,
+    ) -> None:
+        self.net = MLP(
+            observation_dim,
+            hidden,
+            action_dim,
+            final_activation="tanh",
+            final_gain=final_gain,
+            layer_norm=layer_norm,
+            dropout=dropout,
+            key=key,
+        )
+
+    def __call__(
+        self, s: Float[Array, "... obs"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "... act"]:
+        return self.net(s, key=key)
+
+
+class GaussianPolicy(eqx.Module):
+    """N(tanh(MLP(s)), diag(exp(log_std))²): IQL's policy, its spread independent of the state."""
+
+    net: MLP
+    log_std: Float[Array, " act"]
+
+    def __init__(
+        self,
+        observation_dim: int,
+        action_dim: int,
+        hidden: Sequence[int],
+        *,
+        key: PRNGKeyArray,
+        dropout: float = 0.0,
+    ) -> None:
+        self.net = MLP(
+            observation_dim,
+            hidden,
+            action_dim,
+            final_activation="tanh",
+            dropout=dropout,
+            key=key,
+        )
+        self.log_std = jnp.zeros(action_dim)
+
+    def __call__(
+        self, s: Float[Array, "... obs"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "... act"]:
+        """Return the mean action; `key` turns dropout on."""
+        return self.net(s, key=key)
+
+    def log_prob(
+        self,
+        s: Float[Array, "... obs"],
+        a: Float[Array, "... act"],
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Float[Array, "..."]:
+        """log π(a|s)."""
+        log_std = jnp.clip(self.log_std, LOG_STD_MIN, LOG_STD_MAX)
+        z = (a - self(s, key=key)) * jnp.exp(-log_std)
+        return (-0.5 * (z**2 + _LOG_2PI) - log_std).sum(-1)
+
+    def sample(self, s: Float[Array, "... obs"], *, key: PRNGKeyArray) -> Float[Array, "... act"]:
+        """a ~ π(·|s), clipped to the action box."""
+        mean = self(s)
+        std = jnp.exp(jnp.clip(self.log_std, LOG_STD_MIN, LOG_STD_MAX))
+        return jnp.clip(mean + std * jax.random.normal(key, mean.shape), -1, 1)
+
+
+class TanhGaussianPolicy(eqx.Module):
+    """a = tanh(u), u ~ N(mean(s), std(s)²): the squashed policy of SAC and CQL."""
+
+    net: MLP
+    action_dim: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        observation_dim: int,
+        action_dim: int,
+        hidden: Sequence[int],
+        *,
+        key: PRNGKeyArray,
+    ) -> None:
+        self.net = MLP(observation_dim, hidden, 2 * action_dim, final_gain=0.01, key=key)
+        self.action_dim = action_dim
+
+    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
+        """Return tanh of the mean."""
+        return jnp.tanh(self.net(s)[..., : self.action_dim])
+
+    def sample(
+        self, s: Float[Array, "... obs"], *, key: PRNGKeyArray
+    ) -> tuple[Float[Array, "... act"], Float[Array, "..."]]:
+        """Draw a ~ π(·|s) by reparameterisation and return it with log π(a|s)."""
+        mean, log_std = jnp.split(self.net(s), 2, axis=-1)
+        log_std = jnp.clip(log_std, LOG_STD_MIN, LOG_STD_MAX)
+        noise = jax.random.normal(key, mean.shape)
+        u = mean + jnp.exp(log_std) * noise
+        # log(1 - tanh(u)^2) in a form that does not underflow
+        squash = 2 * (jnp.log(2.0) - u - jax.nn.softplus(-2 * u))
+        return jnp.tanh(u), (-0.5 * (noise**2 + _LOG_2PI) - log_std - squash).sum(-1)
+
+
+class Standardised(eqx.Module):
+    """A policy together with the state normaliser it was trained behind."""
+
+    policy: eqx.Module
+    mean: Float[Array, " obs"]
+    std: Float[Array, " obs"]
+
+    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
+        action: Array = self.policy((s - self.mean) / self.std)  # type: ignore[operator]
+        return action

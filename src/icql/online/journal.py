@@ -1,0 +1,153 @@
+"""Everything an online run has seen, on the host: rows (time, environment) in the order they came.
+
+The journal is the medium-replay dataset of D4RL's protocol, what the device replay is rebuilt from
+after a kill, and what tells how far each environment's episode has got. On disk it is a folder of
+parts, each written once and whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from icql.data.transitions import Steps
+from icql.errors import UserError
+from icql.files import atomic
+from icql.online.envs import Bools, EnvGroup, Floats, Outcome
+
+PART_BYTES = 15_000_000  # of uncompressed arrays in one file
+ARRAYS = ("observations", "actions", "rewards", "successors", "terminals", "timeouts")
+Episode = tuple[int, slice]  # environment, rows
+
+
+@dataclass
+class Journal:
+    """The first `length` rows are written; the arrays have room for the whole run."""
+
+    observations: Floats  # (rows, envs, obs)
+    actions: Floats  # (rows, envs, act)
+    rewards: Floats  # (rows, envs)
+    successors: Floats  # (rows, envs, obs)
+    terminals: Bools  # (rows, envs)
+    timeouts: Bools  # (rows, envs)
+    length: int = 0
+    saved: int = 0  # rows that are on disk
+
+    @staticmethod
+    def empty(rows: int, group: EnvGroup) -> Journal:
+        """Return a journal with room for `rows` steps of every environment of the group."""
+        shape = (rows, len(group.observations))
+        return Journal(
+            np.zeros((*shape, group.observation_dim), np.float32),
+            np.zeros((*shape, group.action_dim), np.float32),
+            np.zeros(shape, np.float32),
+            np.zeros((*shape, group.observation_dim), np.float32),
+            np.zeros(shape, np.bool_),
+            np.zeros(shape, np.bool_),
+        )
+
+    def step(self, group: EnvGroup, actions: Floats) -> Floats:
+        """Step the group, append what happened, and return it packed for the device replay."""
+        observations = group.observations
+        self._write(observations, actions, group.step(actions))
+        return self.packed(self.length - 1, self.length)
+
+    def packed(self, start: int, stop: int) -> Floats:
+        """Rows [start, stop) as (s, a, r, s', mask), time by time, environment by environment."""
+        rows = slice(start, stop)
+        packed = np.concatenate(
+            [
+                self.observations[rows],
+                self.actions[rows],
+                self.rewards[rows, :, None],
+                self.successors[rows],
+                1 - self.terminals[rows, :, None].astype(np.float32),
+            ],
+            -1,
+        )
+        return packed.reshape(-1, packed.shape[-1])
+
+    def episodes(self, rows: int | None = None) -> list[Episode]:
+        """Every episode among the first `rows` rows, in the order of their ends; cut ones last."""
+        length = self.length if rows is None else rows
+        ended = (self.terminals | self.timeouts)[:length]
+        found = []
+        for env in range(ended.shape[1]):
+            stops = [*(np.flatnonzero(ended[:, env]) + 1).tolist(), length]
+            starts = [0, *stops[:-1]]
+            pairs = zip(starts, stops, strict=True)
+            found += [(env, slice(start, stop)) for start, stop in pairs if start < stop]
+        return sorted(found, key=lambda episode: (episode[1].stop, episode[0]))
+
+    def steps(self, episodes: list[Episode]) -> Steps:
+        """Episodes one after another; one that was cut by the end of the log is timed out."""
+
+        def join(array: np.ndarray) -> np.ndarray:
+            return np.concatenate([array[rows, env] for env, rows in episodes])
+
+        terminals, timeouts = join(self.terminals), join(self.timeouts)
+        last = np.cumsum([rows.stop - rows.start for _, rows in episodes]) - 1
+        timeouts[last] = ~terminals[last]
+        return Steps(
+            join(self.observations),
+            join(self.actions),
+            join(self.rewards),
+            terminals,
+            timeouts,
+            join(self.successors),
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the rows that are not on disk yet, as parts named by their first row."""
+        row_bytes = sum(getattr(self, name)[:1].nbytes for name in ARRAYS)
+        rows = max(1, PART_BYTES // row_bytes)
+        while self.saved < self.length:
+            stop = min(self.saved + rows, self.length)
+            part = {name: getattr(self, name)[self.saved : stop] for name in ARRAYS}
+            with atomic(folder / f"rows-{self.saved:09d}.npz") as temporary:
+                np.savez(temporary, allow_pickle=False, **part)
+            self.saved = stop
+
+    def load(self, folder: Path, rows: int | None = None) -> None:
+        """Read the parts up to `rows`; later ones, left by a kill, are removed."""
+        for path in sorted(folder.glob("rows-*.npz")):
+            if rows is not None and int(path.stem.removeprefix("rows-")) >= rows:
+                path.unlink()
+                continue
+            with np.load(path, allow_pickle=False) as part:
+                count = len(part["rewards"])
+                if path.stem != f"rows-{self.length:09d}" or self.length + count > len(
+                    self.rewards
+                ):
+                    raise UserError(
+                        f"does not go on from row {self.length}.",
+                        where=str(path),
+                        fix="The folder is incomplete: collect into a new one.",
+                    )
+                for name in ARRAYS:
+                    getattr(self, name)[self.length : self.length + count] = part[name]
+            self.length += count
+        self.saved = self.length
+
+    def restore(self, group: EnvGroup) -> None:
+        """Bring the environments to where they stood after the last row."""
+        for env in range(self.rewards.shape[1]):
+            ends = np.flatnonzero((self.terminals | self.timeouts)[: self.length, env])
+            start = int(ends[-1]) + 1 if len(ends) else 0
+            group.restore(env, len(ends), self.actions[start : self.length, env])
+            last = self.length - 1
+            if start <= last and (group.observations[env] != self.successors[last, env]).any():
+                raise UserError(
+                    "replaying the actions of an episode in progress led to another state.",
+                    where=f"environment {env}",
+                    fix="Resume with the simulator version and machine that the run began with.",
+                )
+
+    def _write(self, observations: Floats, actions: Floats, outcome: Outcome) -> None:
+        t = self.length
+        self.observations[t], self.actions[t] = observations, actions
+        self.successors[t], self.rewards[t] = outcome.successors, outcome.rewards
+        self.terminals[t], self.timeouts[t] = outcome.terminals, outcome.timeouts
+        self.length += 1

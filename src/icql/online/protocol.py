@@ -1,0 +1,263 @@
+"""D4RL's protocol: which steps of which policy make up a dataset of each level.
+
+* random: a randomly initialised policy, its actions sampled;
+* medium-replay: everything SAC saw until its policy reached a third of expert performance;
+* medium: that policy, its actions sampled;
+* expert: the policy at the end of training;
+* medium-expert: the medium and the expert dataset, one after the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import jax
+import numpy as np
+
+from icql.algos.base import Spec
+from icql.algos.sac import SAC
+from icql.data.npz import write_npz
+from icql.data.tasks import Task
+from icql.data.transitions import Steps
+from icql.errors import UserError, nearest
+from icql.files import write_json
+from icql.nn.policies import TanhGaussianPolicy
+from icql.online.envs import EnvGroup
+from icql.online.journal import PART_BYTES, Episode, Journal
+from icql.online.recipes import Recipe, get_recipe
+from icql.online.snapshot import sac_oracle
+from icql.online.training import (
+    OnlineRun,
+    OnlineSettings,
+    Progress,
+    Until,
+    sampled_actions,
+    train_online,
+)
+from icql.training.versions import versions
+
+Level = Literal["random", "medium-replay", "medium", "medium-expert", "expert"]
+Which = Literal["random", "medium", "final"]  # policies that are sampled
+LEVELS: tuple[Level, ...] = get_args(Level)
+COLUMNS = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
+PART_STEPS = 50_000  # steps of a sampled policy between two writes: the most that a kill can lose
+
+
+def collect(
+    recipe: str | Recipe,
+    level: Level,
+    out: str | Path,
+    *,
+    work: str | Path | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    transitions: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Path:
+    """Make one dataset by D4RL's protocol; a call that was killed goes on where it stopped.
+
+    Args:
+        recipe: "hopper", "walker2d", "halfcheetah", or a `Recipe` of your own.
+        level: which dataset.
+        out: folder of the dataset: `{name}-{level}.npz` and its provenance, `.json`.
+        work: folder of the training run, which all levels of one recipe and seed share; by
+            default `{name}-sac-seed{seed}` in `out`. Its `final.safetensors` is the Q oracle.
+        steps: environment steps of SAC, by default the recipe's.
+        seed: by default the recipe's.
+        transitions: rows that each sampled policy contributes, by default the recipe's.
+        progress: called about once a second.
+
+    Returns:
+        The path of the dataset.
+
+    Raises:
+        UserError: an unknown recipe or level, or SAC never reached the medium score.
+    """
+    recipe = get_recipe(recipe) if isinstance(recipe, str) else recipe
+    if level not in LEVELS:
+        raise UserError(f"unknown level {level!r}.", where="level", fix=nearest(level, [*LEVELS]))
+    settings = recipe.settings
+    if steps is not None:
+        settings = replace(settings, steps=steps)
+    if seed is not None:
+        settings = replace(settings, seed=seed)
+    out = Path(out)
+    folder = Path(work) if work else out / f"{recipe.name}-sac-seed{settings.seed}"
+    count = recipe.transitions if transitions is None else transitions
+    data, facts = _Maker(recipe.task, settings, folder, count, progress).level(level)
+    path = out / f"{recipe.name}-{level}.npz"
+    write_dataset(path, data, recipe.task, {"level": level, **facts})
+    return path
+
+
+def write_dataset(path: Path, steps: Steps, task: Task, facts: dict[str, Any]) -> dict[str, Any]:
+    """Write `path` and, beside it, its provenance as JSON; returns the provenance."""
+    used = {name: found for name, found in versions().items() if name != "platform"}
+    provenance = {"env": task.env_id, **facts, **describe(steps, task), "versions": used}
+    write_npz(path, steps, {"task": task.name, "provenance": provenance})
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    provenance |= {"file": path.name, "bytes": path.stat().st_size, "sha256": digest}
+    write_json(path.with_suffix(".json"), provenance)
+    return provenance
+
+
+def describe(steps: Steps, task: Task) -> dict[str, Any]:
+    """Counts and returns of the episodes in `steps`."""
+    ends = np.flatnonzero(steps.terminals | steps.timeouts)
+    rewards = np.split(steps.rewards.astype(np.float64), ends[:-1] + 1)
+    returns = np.array([r.sum() for r in rewards])
+    scores = task.normalized_score(returns)
+    return {
+        "steps": len(steps),
+        "episodes": len(ends),
+        "terminated_episodes": int(steps.terminals.sum()),
+        "return": {
+            "mean": float(returns.mean()),
+            "min": float(returns.min()),
+            "max": float(returns.max()),
+        },
+        "normalized_score": {"mean": float(scores.mean()), "max": float(scores.max())},
+    }
+
+
+def medium_replay(run: OnlineRun) -> Steps:
+    """Everything the run had seen when its policy first counted as medium."""
+    if run.medium is None:
+        raise UserError(
+            f"SAC did not reach a score of {run.settings.medium_score:.1f} in {run.step:,} steps "
+            f"(best: {max((e.score for e in run.evaluations), default=float('nan')):.1f}).",
+            where=str(run.folder),
+            fix="Give more steps or another seed.",
+        )
+    return run.journal.steps(run.journal.episodes(run.medium.step // run.settings.envs))
+
+
+def concatenate(parts: Sequence[Steps]) -> Steps:
+    """Datasets one after the other; each must end with the end of an episode."""
+    for part in parts:
+        if not (part.terminals[-1] or part.timeouts[-1]):
+            raise ValueError("a dataset that is followed by another must end an episode")
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS
+    }
+    return Steps(**joined)
+
+
+def split(steps: Steps, bytes_each: int = PART_BYTES) -> list[Steps]:
+    """Cut a dataset between episodes into parts of at most `bytes_each` (or one episode)."""
+    ends = np.flatnonzero(steps.terminals | steps.timeouts) + 1
+    row_bytes = 4 * (steps.observations.shape[1] + steps.actions.shape[1] + 1) + 2
+    cuts = [0]
+    for before, end in zip([0, *ends[:-1]], ends, strict=True):
+        if (end - cuts[-1]) * row_bytes > bytes_each and before > cuts[-1]:
+            cuts.append(int(before))
+    parts = [slice(*pair) for pair in pairwise([*cuts, len(steps)])]
+    columns = {name: getattr(steps, name) for name in COLUMNS}
+    return [Steps(**{name: c[part] for name, c in columns.items()}) for part in parts]
+
+
+def thin(episodes: Sequence[Episode], transitions: int, *, last: int) -> list[Episode]:
+    """At most `transitions` steps of whole episodes, evenly spaced in time, the `last` ones kept.
+
+    Walking back from the end, an episode is taken whenever what was taken is behind its share.
+    """
+    lengths = [rows.stop - rows.start for _, rows in episodes]
+    tail = len(episodes) - last
+    budget, total = transitions - sum(lengths[tail:]), sum(lengths[:tail])
+    taken = seen = 0
+    kept = list(range(tail, len(episodes)))
+    for i in reversed(range(tail)):
+        seen += lengths[i]
+        if (taken + lengths[i]) * total <= budget * seen:
+            taken += lengths[i]
+            kept.append(i)
+    return [episodes[i] for i in sorted(kept)]
+
+
+def sample_policy(
+    policy: TanhGaussianPolicy,
+    task: Task,
+    folder: Path,
+    *,
+    steps: int,
+    envs: int,
+    seed: int,
+    progress: Callable[[Progress], None] | None = None,
+) -> Steps:
+    """`steps` steps of a policy, its actions sampled; resumable from `folder`."""
+    group = EnvGroup(task, envs, seed)
+    journal, key = Journal.empty(-(-steps // envs), group), jax.random.key(seed)
+    journal.load(folder)
+    journal.restore(group)
+    every = max(1, PART_STEPS // envs)
+    while journal.length < len(journal.rewards):
+        row_key = jax.random.fold_in(key, journal.length)
+        journal.step(group, np.asarray(sampled_actions(policy, group.observations, row_key)))
+        if journal.length % every == 0:
+            journal.save(folder)
+            if progress is not None:
+                progress(Progress(journal.length * envs, steps, float("nan"), float("nan"), None))
+    group.close()
+    journal.save(folder)
+    return journal.steps(journal.episodes())
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Makes the datasets of one training run."""
+
+    task: Task
+    settings: OnlineSettings
+    folder: Path
+    transitions: int
+    progress: Callable[[Progress], None] | None
+
+    def level(self, level: Level) -> tuple[Steps, dict[str, Any]]:
+        """The steps of a level, and the facts of how they came about."""
+        facts: dict[str, Any] = {"algorithm": "SAC", "settings": asdict(self.settings)}
+        if level == "random":
+            return self._sampled("random"), facts
+        run = self._train("end" if level in ("expert", "medium-expert") else "medium")
+        facts["evaluations"] = [{"step": e.step, "return": e.mean} for e in run.evaluations]
+        if level == "expert":
+            return self._sampled("final"), facts
+        replay = medium_replay(run)
+        facts["medium"] = asdict(run.medium) if run.medium else None
+        match level:
+            case "medium-replay":
+                return replay, facts
+            case "medium":
+                return self._sampled("medium"), facts
+            case "medium-expert":
+                return concatenate([self._sampled("medium"), self._sampled("final")]), facts
+
+    def _train(self, until: Until) -> OnlineRun:
+        return train_online(
+            self.task, self.settings, self.folder, until=until, progress=self.progress
+        )
+
+    def _policy(self, which: Which) -> TanhGaussianPolicy:
+        if which != "random":
+            return sac_oracle(self.folder / f"{which}.safetensors").policy
+        group = EnvGroup(self.task, 1, self.settings.seed)
+        spec = Spec(group.observation_dim, group.action_dim, 0)
+        group.close()
+        return SAC(self.settings.sac).init(jax.random.key(self.settings.seed), spec).policy
+
+    def _sampled(self, which: Which) -> Steps:
+        stream = get_args(Which).index(which) + 1
+        seed = int(np.random.SeedSequence([self.settings.seed, stream]).generate_state(1)[0])
+        return sample_policy(
+            self._policy(which),
+            self.task,
+            self.folder / f"{which}-{self.transitions}",
+            steps=self.transitions,
+            envs=self.settings.envs,
+            seed=seed,
+            progress=self.progress,
+        )

@@ -1,0 +1,35 @@
+"""Recipes: how the data of a task is collected, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from icql.data.tasks import Task, get_task
+from icql.errors import UserError, nearest
+from icql.online.training import OnlineSettings
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One task's collection: environment, training, and the size of the sampled datasets."""
+
+    name: str
+    task: Task
+    settings: OnlineSettings = field(default_factory=OnlineSettings)
+    transitions: int = 1_000_000  # of each sampled policy, as in D4RL
+
+
+# The task rows stand for environment and reference scores, which all levels share.
+RECIPES: dict[str, Recipe] = {
+    name: Recipe(name, get_task(f"{name}-medium-v2"))
+    for name in ("hopper", "walker2d", "halfcheetah")
+}
+
+
+def get_recipe(name: str) -> Recipe:
+    """The recipe called `name`; a `UserError` with the nearest known name otherwise."""
+    if name not in RECIPES:
+        raise UserError(
+            f"there is no recipe {name!r}.", where="recipe", fix=nearest(name, list(RECIPES))
+        )
+    return RECIPES[name]

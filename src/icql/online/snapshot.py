@@ -1,0 +1,66 @@
+"""Snapshots of SAC: its policy, and its critics as the Q oracle of the paper's analysis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from safetensors import SafetensorError, safe_open
+
+from icql.algos.base import Spec
+from icql.algos.sac import SAC, SACSettings, SACState
+from icql.errors import UserError
+from icql.files import load_weights, save_weights
+from icql.nn.critics import Critics
+from icql.nn.policies import TanhGaussianPolicy
+
+
+class Snapshot(eqx.Module):
+    """What is kept of SAC at one moment."""
+
+    policy: TanhGaussianPolicy
+    critics: Critics
+    temperature: Float[Array, " 1"]  # α; the values below are soft: they hold α times the entropy
+
+    @staticmethod
+    def of(state: SACState) -> Snapshot:
+        """Return the part of a state that is kept."""
+        return Snapshot(state.policy, state.critics, jnp.exp(state.log_temperature)[None])
+
+    def q(self, s: Float[Array, "... obs"], a: Float[Array, "... act"]) -> Float[Array, "..."]:
+        """min_i Q_i(s, a), the value that SAC's own actor is trained on."""
+        return self.critics.at(s)(a).min(0)
+
+    def save(self, path: Path) -> None:
+        """Write it as safetensors."""
+        save_weights(path, self)
+
+
+def sac_oracle(path: str | Path) -> Snapshot:
+    """Read a snapshot; `sac_oracle(path).q(s, a)` is the Q oracle, `.policy(s)` its policy.
+
+    The sizes of the networks are read from the file.
+    """
+    path = Path(path)
+    spec, hidden = _sizes(path)
+    like = Snapshot.of(SAC(SACSettings(hidden=hidden)).init(jax.random.key(0), spec))
+    return load_weights(path, like)
+
+
+def _sizes(path: Path) -> tuple[Spec, tuple[int, ...]]:
+    """Dimensions of the problem and of the hidden layers, from the policy's weights."""
+    if not path.is_file():
+        raise UserError("there is no such file.", where=str(path))
+    try:
+        with safe_open(path, "numpy") as file:
+            names = [f"policy.net.layers.{i}.weight" for i in range(len(file.keys()))]
+            shapes = [file.get_slice(n).get_shape() for n in names if n in file.keys()]  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"cannot be read as safetensors ({error}).", where=str(path)) from None
+    if not shapes:
+        raise UserError("holds no SAC policy.", where=str(path))
+    hidden = tuple(int(outputs) for _, outputs in shapes[:-1])
+    return Spec(int(shapes[0][0]), int(shapes[-1][1]) // 2, 0), hidden

@@ -1,0 +1,340 @@
+"""Online SAC: environments on the host, replay and networks on the device.
+
+A row is one step of every environment: one batched policy call, the steps, and then as many updates
+as there were steps, in one compiled call. Randomness follows from (seed, row), so a run that
+was killed goes on from its checkpoint to the very same parameters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from icql.algos.base import Batch, Metrics, Spec
+from icql.algos.sac import SAC, SACSettings, SACState
+from icql.data.tasks import Task
+from icql.errors import UserError
+from icql.evaluation.rollout import EnvPool, rollout
+from icql.files import load_weights, read_json, save_weights, write_json
+from icql.nn.policies import TanhGaussianPolicy
+from icql.online.envs import EnvGroup
+from icql.online.journal import Journal
+from icql.online.replay import Replay
+from icql.online.snapshot import Snapshot
+
+Until = Literal["medium", "end"]
+
+
+@dataclass(frozen=True)
+class OnlineSettings:
+    """How long and how a run interacts; what it learns with is `sac`."""
+
+    steps: int = 1_000_000
+    """Environment steps, all environments together; also the size of the replay."""
+    seed: int = 0
+    """Seed of everything random."""
+    envs: int = 8
+    """Environments stepped side by side; also the number of updates per compiled call."""
+    warmup: int = 5_000
+    """Steps of uniformly random actions, without updates, at the start."""
+    evaluate_every: int = 5_000
+    """Steps between evaluations until the medium policy is found."""
+    evaluate_later: int = 50_000
+    """Steps between evaluations after that."""
+    episodes: int = 10
+    """Episodes of the deterministic policy per evaluation."""
+    medium_score: float = 100 / 3
+    """Normalised score at which a policy counts as medium: a third of expert performance."""
+    checkpoint_every: int = 50_000
+    """Steps between checkpoints: the most that a kill can lose."""
+    sac: SACSettings = field(default_factory=SACSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "envs", "evaluate_every", "evaluate_later", "episodes"):
+            if getattr(self, name) < 1:
+                raise UserError("must be at least 1.", where=f"online.{name}")
+        if self.checkpoint_every < self.envs or self.steps < self.envs:
+            raise UserError(
+                f"must be at least the {self.envs} steps of one row.",
+                where="online.steps and online.checkpoint_every",
+            )
+        if self.warmup < 0 or self.seed < 0:
+            raise UserError("must not be negative.", where="online.warmup and online.seed")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns of the deterministic policy after `step` environment steps."""
+
+    step: int
+    score: float  # mean, normalised
+    returns: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(np.mean(self.returns))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress display may show."""
+
+    step: int
+    steps: int
+    steps_per_second: float
+    seconds_left: float
+    evaluation: Evaluation | None  # the latest
+
+
+@dataclass
+class OnlineRun:
+    """A run as far as it has got."""
+
+    task: Task
+    settings: OnlineSettings
+    folder: Path
+    state: SACState
+    journal: Journal
+    evaluations: list[Evaluation]
+
+    @property
+    def step(self) -> int:
+        """Environment steps so far."""
+        return self.journal.length * self.settings.envs
+
+    @property
+    def medium(self) -> Evaluation | None:
+        """The first evaluation that reached the medium score."""
+        reached = (e for e in self.evaluations if e.score >= self.settings.medium_score)
+        return next(reached, None)
+
+    def snapshot(self, name: Literal["medium", "final"]) -> Path:
+        """Where the policy, critics and temperature of that moment are kept."""
+        return self.folder / f"{name}.safetensors"
+
+
+def train_online(
+    task: Task,
+    settings: OnlineSettings,
+    folder: Path,
+    *,
+    until: Until = "end",
+    progress: Callable[[Progress], None] | None = None,
+) -> OnlineRun:
+    """Train SAC in the environment of `task`; goes on where an earlier call in `folder` stopped.
+
+    Args:
+        task: environment and reference scores.
+        settings: must equal those of the earlier call, if there was one.
+        folder: gets `settings.json`, `evaluations.json`, checkpoint, journal and snapshots.
+        until: "medium" stops at the first evaluation that reaches the medium score.
+        progress: called after every evaluation and about once a second.
+
+    Returns:
+        The run. `medium.safetensors` exists once `run.medium` is set, `final.safetensors` at the
+        end.
+    """
+    group = EnvGroup(task, settings.envs, settings.seed)
+    run, replay = _open(task, settings, folder, group)
+    sac, key = SAC(settings.sac), jax.random.key(settings.seed)
+    clock = _Clock(run, progress)
+    with EnvPool(task) as pool:
+        while not _finished(run, until):
+            row = run.journal.length
+            act_key, learn_key = jax.random.split(jax.random.fold_in(key, row + 1))
+            warm = row * settings.envs < settings.warmup
+            draw = uniform_actions if warm else sampled_actions
+            actions = np.asarray(draw(run.state.policy, group.observations, act_key))
+            new = run.journal.step(group, actions)
+            run.state, replay, _ = learn(
+                run.state, replay, new, learn_key, sac=sac, updates=0 if warm else settings.envs
+            )
+            if not warm and _due(run):
+                run.evaluations.append(_evaluate(run, pool))
+                _keep(run)
+                clock.tell()
+            if _passed(run, settings.checkpoint_every):
+                _checkpoint(run)
+            clock.tick()
+    group.close()
+    _checkpoint(run)
+    if run.journal.length == len(run.journal.rewards):
+        Snapshot.of(run.state).save(run.snapshot("final"))
+    return run
+
+
+@partial(jax.jit, static_argnames=("sac", "updates"), donate_argnames=("state", "replay"))
+def learn(
+    state: SACState,
+    replay: Replay,
+    new: Float[Array, "envs width"],
+    key: PRNGKeyArray,
+    *,
+    sac: SAC,
+    updates: int,
+) -> tuple[SACState, Replay, Metrics]:
+    """Write new rows to the replay, then make `updates` updates; metrics are the last update's."""
+    replay = replay.add(new)
+    if updates == 0:
+        return state, replay, {}
+
+    def update(state: SACState, key: PRNGKeyArray) -> tuple[SACState, Metrics]:
+        sample_key, update_key = jax.random.split(key)
+        batch = Batch(replay.sample(sample_key, sac.settings.batch_size))
+        return sac.update(state, batch, update_key)
+
+    state, metrics = jax.lax.scan(update, state, jax.random.split(key, updates))
+    return state, replay, jax.tree.map(lambda m: m[-1], metrics)
+
+
+@jax.jit
+def sampled_actions(
+    policy: TanhGaussianPolicy, s: Float[Array, "envs obs"], key: PRNGKeyArray
+) -> Float[Array, "envs act"]:
+    """a ~ π(·|s)."""
+    return policy.sample(s, key=key)[0]
+
+
+@jax.jit
+def uniform_actions(
+    policy: TanhGaussianPolicy, s: Float[Array, "envs obs"], key: PRNGKeyArray
+) -> Float[Array, "envs act"]:
+    """Actions drawn uniformly from [-1, 1]."""
+    return jax.random.uniform(key, (len(s), policy.action_dim), minval=-1, maxval=1)
+
+
+@jax.jit
+def mean_actions(
+    policy: TanhGaussianPolicy, s: Float[Array, "envs obs"]
+) -> Float[Array, "envs act"]:
+    """The deterministic policy."""
+    return policy(s)
+
+
+def _open(
+    task: Task, settings: OnlineSettings, folder: Path, group: EnvGroup
+) -> tuple[OnlineRun, Replay]:
+    """A fresh run, or the one in `folder` as its last checkpoint left it."""
+    rows = settings.steps // settings.envs
+    spec = Spec(group.observation_dim, group.action_dim, settings.steps)
+    state = SAC(settings.sac).init(jax.random.fold_in(jax.random.key(settings.seed), 0), spec)
+    run = OnlineRun(task, settings, folder, state, Journal.empty(rows, group), [])
+    replay = Replay.empty(rows * settings.envs, spec.observation_dim, spec.action_dim)
+    asked = {"task": asdict(task), "settings": asdict(settings)}
+    _claim(folder / "settings.json", asked)
+    checkpoint = folder / "checkpoint.safetensors"
+    if not checkpoint.exists():
+        run.journal.load(folder / "journal", rows=0)
+        return run, replay
+    row, run.state = _load_checkpoint(checkpoint, state)
+    run.journal.load(folder / "journal", rows=row)
+    run.journal.restore(group)
+    kept = [Evaluation(**e) for e in read_json(folder / "evaluations.json")]
+    run.evaluations = [e for e in kept if e.step <= run.step]
+    if row:
+        replay = replay.add(jnp.asarray(run.journal.packed(0, row)))
+    return run, replay
+
+
+def _claim(path: Path, asked: dict[str, Any]) -> None:
+    """Record what is asked of a folder, or refuse one in which something else was asked."""
+    import json
+
+    asked = json.loads(json.dumps(asked))
+    if not path.exists():
+        write_json(path, asked)
+    elif read_json(path) != asked:
+        raise UserError(
+            "the run in this folder has other settings.",
+            where=str(path),
+            fix="Give the same settings to go on with it, or another folder.",
+        )
+
+
+def _checkpoint(run: OnlineRun) -> None:
+    """Journal first, then the file that says how much of it counts."""
+    run.journal.save(run.folder / "journal")
+    if not (run.folder / "evaluations.json").exists():
+        _write_evaluations(run)
+    whole = {"row": jnp.asarray(run.journal.length, jnp.int32), "state": run.state}
+    # our safetensors files hold no 0-d arrays
+    save_weights(run.folder / "checkpoint.safetensors", jax.tree.map(jnp.atleast_1d, whole))
+
+
+def _load_checkpoint(path: Path, like: SACState) -> tuple[int, SACState]:
+    whole = {"row": jnp.zeros((), jnp.int32), "state": like}
+    stored = load_weights(path, jax.tree.map(jnp.atleast_1d, whole))
+    stored = jax.tree.map(lambda x, y: x.reshape(y.shape), stored, whole)
+    return int(stored["row"]), stored["state"]
+
+
+def _finished(run: OnlineRun, until: Until) -> bool:
+    ended = run.journal.length == len(run.journal.rewards)
+    return ended or (until == "medium" and run.medium is not None)
+
+
+def _passed(run: OnlineRun, every: int) -> bool:
+    """Whether the last row went past a multiple of `every` steps."""
+    return run.step // every > (run.step - run.settings.envs) // every
+
+
+def _due(run: OnlineRun) -> bool:
+    s = run.settings
+    ended = run.journal.length == len(run.journal.rewards)
+    return ended or _passed(run, s.evaluate_every if run.medium is None else s.evaluate_later)
+
+
+def _evaluate(run: OnlineRun, pool: EnvPool) -> Evaluation:
+    played = rollout(
+        partial(mean_actions, run.state.policy),
+        pool,
+        episodes=run.settings.episodes,
+        seed=run.settings.seed,
+    )
+    score = float(played.normalized(run.task).mean())
+    return Evaluation(run.step, score, tuple(played.returns.tolist()))
+
+
+def _keep(run: OnlineRun) -> None:
+    """Write the evaluations, and the snapshot if the medium policy was just found."""
+    _write_evaluations(run)
+    if run.medium is run.evaluations[-1]:
+        Snapshot.of(run.state).save(run.snapshot("medium"))
+
+
+def _write_evaluations(run: OnlineRun) -> None:
+    write_json(run.folder / "evaluations.json", [asdict(e) for e in run.evaluations])
+
+
+class _Clock:
+    """Calls `progress` about once a second."""
+
+    def __init__(self, run: OnlineRun, progress: Callable[[Progress], None] | None) -> None:
+        self._run, self._progress = run, progress
+        self._begin, self._spoken, self._first = time.monotonic(), time.monotonic(), run.step
+
+    def tick(self) -> None:
+        """Speak if it is time to."""
+        if time.monotonic() - self._spoken >= 1:
+            self.tell()
+
+    def tell(self) -> None:
+        """Speak."""
+        if self._progress is None:
+            return
+        self._spoken = time.monotonic()
+        rate = (self._run.step - self._first) / max(self._spoken - self._begin, 1e-9)
+        steps = self._run.settings.steps
+        left = (steps - self._run.step) / rate if rate > 0 else float("inf")
+        latest = self._run.evaluations[-1] if self._run.evaluations else None
+        self._progress(Progress(self._run.step, steps, rate, left, latest))

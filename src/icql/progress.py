@@ -1,0 +1,108 @@
+"""Progress with time left, on standard error: live in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+PLAIN_SECONDS = 5.0  # between two lines where nobody watches a live display
+
+
+class Display:
+    """Shows one piece of work after another; does nothing when `quiet`."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self.live = self.console.is_terminal and not quiet
+        self._quiet = quiet
+
+    def say(self, message: str) -> None:
+        """Print one line."""
+        self.console.print(message, markup=False, soft_wrap=True)
+
+    def work(self, label: str, total: int) -> Work:
+        """Start a piece of work of `total` steps; use as a context manager."""
+        return Work(self, label, total)
+
+
+class Work:
+    """A piece of work with a known number of steps."""
+
+    def __init__(self, display: Display, label: str, total: int) -> None:
+        self._display, self._label, self._total = display, label, total
+        self._begin = self._spoken = time.monotonic()
+        self._first = 0
+        self._bar: Progress | None = None
+        if display.live:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=display.console,
+                transient=True,
+            )
+            self._task = self._bar.add_task(label, total=total, note="")
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def start_at(self, done: int) -> None:
+        """Leave out of the rate what an earlier run has done."""
+        self._first = done
+
+    def update(self, done: int, note: str = "") -> None:
+        """Say that `done` of the steps are done."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, note=note)
+            return
+        now = time.monotonic()
+        if now - self._spoken < PLAIN_SECONDS and done < self._total:
+            return
+        if now - self._begin < 2.0:  # too short to be worth a line
+            return
+        self._spoken = now
+        rate = (done - self._first) / max(now - self._begin, 1e-9)
+        left = (self._total - done) / rate if rate > 0 else float("inf")
+        self._display.say(
+            f"{self._label}: {done:,}/{self._total:,}, {_clock(left)} left  {note}".rstrip()
+        )
+
+
+def _clock(seconds: float) -> str:
+    if seconds == float("inf"):
+        return "?"
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def stderr_line(message: str) -> None:
+    """Write one plain line to standard error."""
+    sys.stderr.write(message + "\n")

@@ -1,0 +1,19 @@
+"""Retrieval: which transitions of the dataset become the context Ω of a query state.
+
+Metric × strategy × k; exact or approximate search; tables for s and s', cached by content.
+"""
+
+from icql.retrieval.cache import default_cache_dir
+from icql.retrieval.report import SearchReport
+from icql.retrieval.search import retrieve
+from icql.retrieval.settings import ContextSettings
+from icql.retrieval.tables import Neighbours, build_neighbours
+
+__all__ = [
+    "ContextSettings",
+    "Neighbours",
+    "SearchReport",
+    "build_neighbours",
+    "default_cache_dir",
+    "retrieve",
+]

@@ -1,0 +1,149 @@
+"""`retrieve`: the context rows of any query states, and the checks of its input."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from icql.errors import UserError
+from icql.retrieval.index import Progress
+from icql.retrieval.metric import Ids, Rows
+from icql.retrieval.settings import ContextSettings, Engine, Metric, Strategy
+from icql.retrieval.strategies import contexts
+
+LARGEST = 1e150  # beyond, a squared distance may not be a finite float64
+
+
+def retrieve(
+    states: ArrayLike,
+    queries: ArrayLike,
+    k: int,
+    *,
+    metric: Metric = "l2",
+    strategy: Strategy = "similar",
+    rewards: ArrayLike | None = None,
+    seed: int = 0,
+    exclude: ArrayLike | None = None,
+    candidates: int = 60,
+    engine: Engine = "exact",
+    recall_floor: float = 0.999,
+    progress: Progress | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Retrieve the context of each query state: the rows of k transitions, nearest first.
+
+    The strategies are the paper's state-similar, random and state-similar-with-high-rewards
+    retrieval. The exact engine equals float64 brute force.
+
+    Args:
+        states: (N, D), the states of the dataset's transitions.
+        queries: (Q, D), the query states.
+        k: how many rows per query.
+        metric: "l2", the Euclidean distance, or "cosine", 1 - cos; a zero vector's cosine is 0.
+        strategy: "similar", "random" (k distinct uniform rows per query) or "high_reward".
+        rewards: (N,), needed by "high_reward".
+        seed: of the random strategy and the approximate engine.
+        exclude: rows to leave out, (Q,) or (Q, m); -1 stands for none.
+        candidates: how many nearest rows "high_reward" chooses from (all, where there are fewer).
+        engine: "exact", "approximate" or "auto".
+        recall_floor: least measured recall of the approximate engine.
+        progress: called block by block with a label and the share done; told the recall measured.
+
+    Returns:
+        Row ids (Q, k) and distances (Q, k). Equal distances are ordered by row id.
+    """
+    try:
+        settings = ContextSettings(
+            k=k,
+            metric=metric,
+            strategy=strategy,
+            candidates=candidates,
+            engine=engine,
+            recall_floor=recall_floor,
+            seed=seed,
+        )
+    except UserError as error:  # here the settings are arguments, without the prefix
+        where = error.where.removeprefix("context.")
+        raise UserError(error.what, where=where, fix=error.fix) from None
+    database, asked = check_rows(states, "states"), check_rows(queries, "queries")
+    if database.shape[1] != asked.shape[1]:
+        raise UserError(
+            f"have {asked.shape[1]} columns, the states have {database.shape[1]}.", where="queries"
+        )
+    left_out = _check_exclude(exclude, len(database), len(asked))
+    check_available(k, len(database), left_out, where="k")
+    worth = check_rewards(rewards, len(database)) if strategy == "high_reward" else None
+    ids, distances, _ = contexts(database, asked, worth, left_out, settings, progress or silent)
+    return ids.astype(np.int32), distances
+
+
+def silent(label: str, done: float) -> None:
+    """Progress nobody watches."""
+
+
+def check_rows(rows: ArrayLike, where: str) -> Rows:
+    """Rows (N, D) as finite float64, or a UserError that names the row."""
+    values = _numbers(rows, where)
+    if values.ndim != 2 or values.shape[1] == 0:
+        raise UserError(f"must have shape (rows, columns), not {values.shape}.", where=where)
+    bad = ~(np.abs(values) <= LARGEST).all(axis=1)
+    if bad.any():
+        row = int(bad.argmax())
+        finite = np.isfinite(values[row]).all()
+        problem = f"has a value beyond ±{LARGEST:g}." if finite else "is not finite (NaN or Inf)."
+        raise UserError(problem, where=f"{where}, row {row}", fix="Leave such rows out.")
+    return values
+
+
+def check_rewards(rewards: ArrayLike | None, states: int) -> Rows:
+    """Rewards (N,) as finite float64, or a UserError that names the row."""
+    if rewards is None:
+        raise UserError("strategy 'high_reward' needs the rewards.", where="rewards")
+    values = _numbers(rewards, "rewards")
+    if values.shape != (states,):
+        raise UserError(f"must have shape ({states},), not {values.shape}.", where="rewards")
+    check_rows(values[:, None], "rewards")
+    return values
+
+
+def check_available(k: int, states: int, exclude: Ids, *, where: str) -> None:
+    """Refuse a k larger than the rows that some query may choose from."""
+    ordered = np.sort(exclude, axis=1)
+    ordered[:, 1:][ordered[:, 1:] == ordered[:, :-1]] = -1
+    available = states - int((ordered >= 0).sum(axis=1).max(initial=0))
+    if k > available:
+        raise UserError(
+            f"{k} is more than the {available} rows available.",
+            where=where,
+            fix=f"Choose at most {available} or give more data.",
+        )
+
+
+def _check_exclude(exclude: ArrayLike | None, states: int, queries: int) -> Ids:
+    """Rows to leave out as (Q, m)."""
+    if exclude is None:
+        return np.empty((queries, 0), np.int64)
+    values = np.asarray(exclude)
+    if values.dtype.kind not in "iu":
+        raise UserError(f"must be row ids, not {values.dtype}.", where="exclude")
+    if values.ndim not in (1, 2) or len(values) != queries:
+        raise UserError(
+            f"must have shape ({queries},) or ({queries}, m), not {values.shape}.", where="exclude"
+        )
+    ids = values.astype(np.int64).reshape(queries, -1)
+    wrong = ((ids < -1) | (ids >= states)).any(axis=1)
+    if wrong.any():
+        raise UserError(
+            f"row ids lie between 0 and {states - 1}; -1 stands for none.",
+            where=f"exclude, query {int(wrong.argmax())}",
+        )
+    return ids
+
+
+def _numbers(values: ArrayLike, where: str) -> Rows:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise UserError("rows have different lengths.", where=where) from error
+    if array.dtype.kind not in "fiub":
+        raise UserError(f"must be real numbers, not {array.dtype}.", where=where)
+    return array.astype(np.float64)

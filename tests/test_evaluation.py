@@ -1,0 +1,455 @@
+"""Environments against D4RL's definitions, rollouts against a plain loop, statistics."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import h5py
+import numpy as np
+import pytest
+import scipy.stats
+
+from icql.data.tasks import get_task
+from icql.errors import UserError
+from icql.evaluation import EnvPool, make_env, rollout, simulator_versions, summary
+from icql.evaluation.rollout import episode_seed
+
+KITCHEN = get_task("kitchen-complete-v0")
+
+
+@pytest.fixture(scope="module")
+def kitchen() -> Iterator[EnvPool]:
+    with EnvPool(KITCHEN) as pool:  # a kitchen takes a third of a second to build
+        yield pool
+
+
+@pytest.fixture
+def d4rl() -> Path:
+    folder = os.environ.get("ICQL_D4RL_DIR")
+    if not folder:
+        pytest.skip("ICQL_D4RL_DIR is not set: no real D4RL files")
+    return Path(folder)
+
+
+# --- environments: rewards of hand-set states, from the definitions in D4RL ---------------------
+
+
+def door_by_definition(gap: Any, door: Any, qvel: Any) -> Any:
+    """Door reward from what a D4RL observation shows (palm − handle, hinge) and the velocities."""
+    bonus = np.select([door > 1.35, door > 1.0, door > 0.2], [20.0, 10.0, 2.0], 0.0)
+    reach = np.linalg.norm(gap, axis=-1)
+    return bonus - 0.1 * reach - 0.1 * (door - 1.57) ** 2 - 1e-5 * np.sum(qvel**2, axis=-1)
+
+
+def test_door_definition_explains_the_rewards_d4rl_recorded(d4rl: Path) -> None:
+    with h5py.File(d4rl / "door-human-v1.hdf5") as file:
+        after = file["observations"][1:].astype(float)
+        rewards = file["rewards"][:-1]
+        inside = ~file["timeouts"][:-1]
+    explained = door_by_definition(after[:, 35:38], after[:, 28], np.zeros((1, 30)))
+    velocity_cost = (explained - rewards)[inside]  # the one term an observation does not show
+    assert velocity_cost.min() > 0
+    assert velocity_cost.max() < 0.03  # the other sign of ‖palm − handle‖ misses by up to 0.14
+
+
+@pytest.mark.parametrize(("angle", "bonus"), [(0.0, 0), (0.5, 2), (1.2, 10), (1.5, 20)])
+def test_door_reward(angle: float, bonus: float) -> None:
+    env = make_env(get_task("door-human-v1"))
+    env.reset(seed=3)
+    simulator: Any = env.unwrapped
+    state = simulator.get_env_state()
+    state["qpos"][28] = angle
+    state["qvel"][:] = np.random.default_rng(0).normal(size=30)
+    state["qvel"][28:] = 0
+    simulator.set_env_state(state)
+    observation, reward, terminated, truncated, _ = env.step(np.full(28, 0.1))
+    assert reward == pytest.approx(
+        float(door_by_definition(observation[35:38], observation[28], simulator.data.qvel))
+    )
+    assert bonus - 1.5 < float(reward) < bonus
+    assert not terminated
+    assert not truncated
+
+
+@pytest.mark.parametrize(
+    ("nail", "height", "bonus"),
+    [(0.0, 0.0, 0), (0.0, 0.2, 2), (0.078, 0.0, 25), (0.09, 0.0, 100), (0.09, 0.2, 102)],
+)
+def test_hammer_reward(nail: float, height: float, bonus: float) -> None:
+    env = make_env(get_task("hammer-human-v1"))
+    env.reset(seed=3)
+    simulator: Any = env.unwrapped
+    state = simulator.get_env_state()
+    del state["target_pos"]  # derived from the others
+    state["qpos"][26] = nail
+    state["qpos"][28] = height  # the joint that points up
+    simulator.set_env_state(state)
+    observation, reward, terminated, _, _ = env.step(np.zeros(26))
+    palm, hammer, nail_at = observation[33:36], observation[36:39], observation[42:45]
+    head = simulator.data.site_xpos[simulator.tool_site_id]
+    goal = simulator.data.site_xpos[simulator.goal_site_id]
+    expected = (
+        bonus
+        - 0.1 * np.linalg.norm(palm - hammer)
+        - np.linalg.norm(head - nail_at)
+        - 10 * np.linalg.norm(nail_at - goal)
+        - 0.01 * np.linalg.norm(simulator.data.qvel)
+    )
+    assert reward == pytest.approx(float(expected))
+    assert not terminated
+
+
+@pytest.mark.parametrize(
+    ("target_tilt", "drop", "bonus", "ends"),
+    [(1.5, 0.0, 0, False), (0.4, 0.0, 10, False), (0.0, 0.0, 60, False), (1.5, 0.2, -5, True)],
+)
+def test_pen_reward_and_end(target_tilt: float, drop: float, bonus: float, ends: bool) -> None:
+    env = make_env(get_task("pen-human-v1"))
+    env.reset(seed=0)
+    simulator: Any = env.unwrapped
+    state = simulator.get_env_state()
+    half = (np.pi / 2 + target_tilt) / 2  # a quarter turn lays the target down like the pen
+    state["desired_orien"] = np.array([np.cos(half), 0.0, np.sin(half), 0.0])
+    state["qpos"][24] = drop  # the joint that points down
+    simulator.set_env_state(state)
+    observation, reward, terminated, _, _ = env.step(np.zeros(24))
+    distance = np.linalg.norm(observation[39:42])
+    similarity = observation[33:36] @ observation[36:39]
+    assert reward == pytest.approx(float(bonus - distance + similarity))
+    assert terminated == ends
+
+
+@pytest.mark.parametrize("name", ["door-human-v1", "hammer-human-v1"])
+def test_a_random_policy_scores_zero(name: str) -> None:
+    task, rng = get_task(name), np.random.default_rng(0)
+    (width,) = make_env(task).action_space.shape or ()
+    played = rollout(lambda s: rng.uniform(-1, 1, (len(s), width)), task, episodes=4, seed=0)
+    assert abs(played.normalized(task).mean()) < 0.1
+
+
+# --- Kitchen ------------------------------------------------------------------------------------
+
+SOLVED = {"microwave": (22, -0.75), "light switch": (17, -0.69), "slide cabinet": (19, 0.37)}
+
+
+def solve(env: Any, *names: str) -> None:
+    """Move the elements of the named tasks to their goals by hand."""
+    robot = env.unwrapped.robot_env
+    qpos = robot.data.qpos.copy()
+    for name in names:
+        if name == "kettle":
+            qpos[23:30] = [-0.23, 0.75, 1.62, 0.99, 0.0, 0.0, -0.06]
+        else:
+            index, value = SOLVED[name]
+            qpos[index] = value
+    robot.set_state(qpos, np.zeros(29))
+
+
+def test_kitchen_pays_each_task_once_and_ends_when_all_are_done(kitchen: EnvPool) -> None:
+    (env,) = kitchen.take(1)
+    env.reset(seed=0)
+    rewards, ended = [], []
+    for done in ([], ["microwave"], [], ["kettle", "slide cabinet"], ["light switch"]):
+        solve(env, *done)
+        _, reward, terminated, _, _ = env.step(np.zeros(9))
+        rewards.append(reward)
+        ended.append(terminated)
+    assert rewards == [0, 1, 0, 2, 1]
+    assert ended == [False, False, False, False, True]
+    env.reset(seed=0)
+    solve(env, "microwave")
+    assert env.step(np.zeros(9))[1] == 1  # a new episode pays again
+
+
+def test_kitchen_threshold_is_0_3(kitchen: EnvPool) -> None:
+    (env,) = kitchen.take(1)
+    for cabinet, paid in ((0.37 - 0.32, 0), (0.37 - 0.28, 1)):
+        env.reset(seed=0)
+        robot = env.unwrapped.robot_env  # type: ignore[attr-defined]
+        qpos = robot.data.qpos.copy()
+        qpos[19] = cabinet
+        robot.set_state(qpos, np.zeros(29))
+        assert env.step(np.zeros(9))[1] == paid
+
+
+def test_kitchen_observation_is_the_d4rl_state(kitchen: EnvPool) -> None:
+    (env,) = kitchen.take(1)
+    first, _ = env.reset(seed=0)
+    qpos = env.unwrapped.data.qpos  # type: ignore[attr-defined]
+    assert first.shape == (60,)
+    assert first.dtype == np.float32
+    noise = first[:30] - qpos
+    assert np.abs(noise).max() <= 0.1 * 0.1 + 1e-6  # ratio 0.1 of at most 0.1
+    assert np.abs(noise[:9]).max() > 1e-3
+    assert set(np.flatnonzero(first[30:])) == {17, 18, 19, 22, 23, 24, 25, 26, 29}
+    mixed = make_env(get_task("kitchen-mixed-v0")).reset(seed=0)[0]
+    assert mixed[30 + 11] == np.float32(-0.88)  # the bottom burner
+    assert mixed[30 + 19] == 0.0  # no slide cabinet
+
+
+def test_kitchen_state_layout_equals_the_file(kitchen: EnvPool, d4rl: Path) -> None:
+    with h5py.File(d4rl / "kitchen-complete-v0.hdf5") as file:
+        states, starts = file["observations"][:], file["episode_bounds"][:, 0]
+    (env,) = kitchen.take(1)
+    state, _ = env.reset(seed=0)
+    assert state.shape == states.shape[1:]
+    np.testing.assert_array_equal(np.broadcast_to(state[30:], states[:, 30:].shape), states[:, 30:])
+    np.testing.assert_allclose(state[:9], states[starts, :9].mean(0), atol=0.1)
+    np.testing.assert_allclose(state[9:30], states[starts, 9:30].mean(0), atol=0.02)
+
+
+def test_kitchen_episode_ends_at_its_limit_and_repeats_from_the_seed(kitchen: EnvPool) -> None:
+    seen: list[Any] = []
+
+    def act(states: Any) -> Any:
+        seen.append(states)
+        return np.sin(states[:, :9] * 5)
+
+    one, two = (rollout(act, kitchen, episodes=2, seed=5, workers=w) for w in (1, 2))
+    assert one.lengths.tolist() == [280, 280]
+    assert not one.terminated.any()
+    np.testing.assert_array_equal(one.returns, two.returns)
+    np.testing.assert_array_equal(np.stack(seen[:280]), np.stack(seen[280:]))
+
+
+# --- episode limits, spaces, bad input ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [("halfcheetah-medium-v2", 1000), ("door-human-v1", 200), ("hammer-cloned-v1", 200),
+     ("pen-human-v1", 100)],
+)  # fmt: skip
+def test_episode_limit(name: str, limit: int) -> None:
+    task = get_task(name)
+    (width,) = make_env(task).action_space.shape or ()
+    played = rollout(lambda s: np.zeros((len(s), width)), task, episodes=1, seed=1)
+    assert played.lengths.tolist() == [limit]
+    assert played.terminated.tolist() == [False]
+
+
+@pytest.mark.parametrize("name", ["hopper-medium-v2", "walker2d-medium-v2"])
+def test_mujoco_tasks_are_v4_and_end_when_the_body_falls(name: str) -> None:
+    task = get_task(name)
+    env = make_env(task)
+    assert env.spec is not None
+    assert (env.spec.id.endswith("-v4"), env.spec.max_episode_steps) == (True, 1000)
+    (width,) = env.action_space.shape or ()
+    played = rollout(lambda s: np.ones((len(s), width)), task, episodes=2, seed=0)
+    assert played.terminated.all()
+    assert played.lengths.max() < 1000
+
+
+def test_custom_task_runs_with_its_own_limit() -> None:
+    task = replace(
+        get_task("hopper-medium-v2"), name="swing", env_id="Pendulum-v1", max_episode_steps=7
+    )
+    played = rollout(lambda s: np.zeros((len(s), 1)), task, episodes=3, seed=0)
+    assert played.lengths.tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"env_id": "CartPole-v1"}, "the action space of 'CartPole-v1' is Discrete"),
+        ({"env_id": "NoSuchThing-v0"}, "'NoSuchThing-v0' cannot be made"),
+        ({"env_id": "no_such_module:Thing-v0"}, "No module named 'no_such_module'"),
+        ({"domain": "adroit"}, "D4RL's reward of 'Hopper-v4' is not known"),
+        ({"domain": "kitchen"}, "no Kitchen tasks given"),
+        ({"domain": "kitchen", "kitchen_tasks": ("fridge",)}, r"unknown Kitchen tasks: \['fridge"),
+    ],
+)
+def test_environments_that_cannot_be_used(changes: dict[str, Any], message: str) -> None:
+    task = replace(get_task("hopper-medium-v2"), name="mine", **changes)
+    with pytest.raises(UserError, match=message) as caught:
+        make_env(task)
+    assert "'mine'" in str(caught.value)
+
+
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium_robotics", None)
+    for name in ("door-human-v1", "kitchen-mixed-v0"):
+        with pytest.raises(UserError, match=r"pip install 'icql\[robotics\]'"):
+            make_env(get_task(name))
+
+
+def test_versions_name_the_simulator() -> None:
+    assert {"mujoco", "gymnasium", "gymnasium-robotics"} == set(simulator_versions())
+
+
+# --- rollouts -----------------------------------------------------------------------------------
+
+
+class Counter(gymnasium.Env[Any, Any]):
+    """Episodes of a length drawn at reset; pays what the action says, within its bounds."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.left = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 12))
+        return np.array([self.left, self.np_random.normal()]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.left > 0, "stepped after the end"
+        assert self.action_space.contains(action)
+        self.left -= 1
+        state = np.array([self.left, self.np_random.normal()])
+        cut = self.left == 0 and bool(state[1] > 0)
+        return state, float(action[0]), self.left == 0 and not cut, cut, {}
+
+
+class Recorder:
+    """A policy that keeps the shapes it was called with."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+        self.dtypes: set[Any] = set()
+
+    def __call__(self, states: Any) -> Any:
+        self.shapes.append(states.shape)
+        self.dtypes.add(states.dtype)
+        return states[:, 1:]
+
+
+def plain_loop(seed: int, episodes: int) -> list[tuple[float, int, bool]]:
+    """The same rollouts, one environment and one episode at a time."""
+    played = []
+    for i in range(episodes):
+        env, total, length = Counter(), 0.0, 0
+        state, _ = env.reset(seed=episode_seed(seed, i))
+        while True:
+            action = np.clip(state[1:].astype(np.float32), -1, 1)
+            state, reward, terminated, truncated, _ = env.step(action)
+            total, length = total + reward, length + 1
+            if terminated or truncated:
+                played.append((total, length, terminated))
+                break
+    return played
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("parallel", [1, 4, 20])
+def test_rollouts_equal_a_plain_loop(workers: int, parallel: int) -> None:
+    act = Recorder()
+    played = rollout(act, Counter, episodes=9, seed=7, workers=workers, parallel=parallel)
+    returns, lengths, terminated = zip(*plain_loop(7, 9), strict=True)
+    np.testing.assert_allclose(played.returns, returns, rtol=0, atol=1e-12)
+    assert played.lengths.tolist() == list(lengths)
+    assert played.terminated.tolist() == list(terminated)
+    assert 0 < sum(terminated) < 9  # both kinds of end took place
+    assert set(act.shapes) == {(min(parallel, 9), 2)}
+    assert act.dtypes == {np.dtype(np.float32)}
+    rows = [sum(lengths[row::parallel]) for row in range(parallel)]
+    assert len(act.shapes) == max(rows)  # once per step
+
+
+def test_several_policies_play_as_if_alone() -> None:
+    gains = np.array([0.0, 0.5, 1.0], np.float32)
+
+    def together(states: Any) -> Any:
+        return (states.reshape(3, -1, 2)[:, :, 1:] * gains[:, None, None]).reshape(-1, 1)
+
+    played = rollout(together, Counter, episodes=5, seed=[4, 4, 9], parallel=6).split(3)
+    for part, gain, seed in zip(played, gains, (4, 4, 9), strict=True):
+        alone = rollout(lambda s, g=gain: s[:, 1:] * g, Counter, episodes=5, seed=seed)
+        np.testing.assert_array_equal(part.returns, alone.returns)
+        np.testing.assert_array_equal(part.lengths, alone.lengths)
+        np.testing.assert_array_equal(part.terminated, alone.terminated)
+
+
+def test_mujoco_rollouts_repeat_from_the_seed_and_do_not_depend_on_workers() -> None:
+    task = get_task("hopper-medium-v2")
+    act = lambda s: np.sin(s[:, :3] * 7)  # noqa: E731
+    with EnvPool(task) as pool:
+        one = rollout(act, pool, episodes=6, seed=0, workers=1)
+        two = rollout(act, pool, episodes=6, seed=0, workers=2, parallel=4)
+        other = rollout(act, pool, episodes=6, seed=1)
+    np.testing.assert_array_equal(one.returns, two.returns)
+    assert len(set(one.returns)) == 6  # every episode starts elsewhere
+    assert not set(one.returns) & set(other.returns)
+    expected = 100 * (one.returns + 20.272305) / (3234.3 + 20.272305)
+    np.testing.assert_allclose(one.normalized(task), expected)
+
+
+def test_pool_builds_each_environment_once_and_progress_reaches_the_end() -> None:
+    Counter.made = 0
+    calls: list[tuple[int, int]] = []
+    with EnvPool(Counter) as pool:
+        for _ in range(3):
+            rollout(lambda s: s[:, 1:], pool, episodes=4, seed=0)
+        assert Counter.made == 4
+        rollout(Recorder(), pool, episodes=4, seed=0, progress=lambda *c: calls.append(c))
+    assert [step for step, _ in calls] == list(range(1, len(calls) + 1))
+    finished = [done for _, done in calls]
+    assert finished == sorted(finished)
+    assert finished[-1] == 4 > finished[0]
+
+
+def test_a_non_finite_action_names_episode_and_step() -> None:
+    def act(states: Any) -> Any:
+        return np.where(states[:, :1] == 2, np.nan, 0.0)
+
+    lengths = [length for _, length, _ in plain_loop(3, 1)]
+    with pytest.raises(UserError, match=f"episode 0, step {lengths[0] - 1}: .*is not finite"):
+        rollout(act, Counter, episodes=1, seed=3)
+    # The same action in a row that is over harms nobody.
+    over = rollout(lambda s: np.where(s[:, :1] == 0, np.nan, 0.0), Counter, episodes=5, seed=3)
+    assert (over.returns == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"episodes": 0}, "episodes"),
+        ({"seed": -1}, "seed"),
+        ({"seed": []}, "seed"),
+        ({"workers": 0}, "workers"),
+        ({"parallel": 0}, "parallel"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, Any], where: str) -> None:
+    with pytest.raises(UserError, match=f"^{where}: "):
+        rollout(Recorder(), Counter, **{"episodes": 1, "seed": 0} | settings)
+
+
+def test_actions_of_the_wrong_shape() -> None:
+    with pytest.raises(UserError, match=r"shape \(2, 2\), the environment takes \(2, 1\)"):
+        rollout(lambda s: s, Counter, episodes=2, seed=0)
+
+
+# --- statistics ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10, 31, 32, 100, 1000])
+def test_summary_against_scipy(n: int) -> None:
+    scores = np.random.default_rng(n).normal(60, 10, n)
+    found = summary(scores)
+    low, high = scipy.stats.t.interval(0.95, n - 1, scores.mean(), scipy.stats.sem(scores))
+    assert found["ci95"] == pytest.approx([low, high], abs=2e-3)
+    assert found["mean"] == pytest.approx(scores.mean())
+    assert found["std"] == pytest.approx(scores.std())
+    assert found["iqm"] == pytest.approx(scipy.stats.trim_mean(scores, 0.25))
+    assert found["n"] == n
+
+
+def test_summary_of_one_seed_has_no_interval() -> None:
+    assert summary([7.0]) == {"mean": 7.0, "std": 0.0, "iqm": 7.0, "ci95": None, "n": 1}
+
+
+@pytest.mark.parametrize("scores", [[], [1.0, float("nan")]])
+def test_summary_refuses_what_has_no_mean(scores: list[float]) -> None:
+    with pytest.raises(ValueError, match="finite and at least one"):
+        summary(scores)

@@ -12,8 +12,7 @@ Shapes below: N context transitions, d features, L layers; leading axes `...` ar
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -98,12 +97,15 @@ def local_weights(
         mask: 1 − done; 0 drops γφ' of a terminal transition. All ones where not given.
 
     Returns:
-        The weights, w_0 = 0 first. Computed in float64 where the inputs are NumPy float64.
+        The weights, w_0 = 0 first. NumPy float64 in gives NumPy float64 out.
     """
-    with _precision_of(phi, phi_next, rewards, C):
-        phi, phi_next, rewards, C, mask = _checked(phi, phi_next, rewards, C, mask)
-        _, trace = reduced(phi, phi_next, rewards, mask, C, discount)
+
+    def weights(phi: Any, phi_next: Any, rewards: Any, C: Any) -> Array:
+        phi, phi_next, rewards, C, m = _checked(phi, phi_next, rewards, C, mask)
+        _, trace = reduced(phi, phi_next, rewards, m, C, discount)
         return jnp.concatenate([jnp.zeros_like(trace[:1]), trace])
+
+    return _in_own_precision(weights, phi, phi_next, rewards, C)
 
 
 def literal_prompt_q(
@@ -120,10 +122,13 @@ def literal_prompt_q(
 
     The paper's main text leaves out the residual and the 1/N; its theorem needs both.
     """
-    with _precision_of(phi, phi_next, rewards, phi_query, C):
-        phi, phi_next, rewards, C, mask = _checked(phi, phi_next, rewards, C, mask)
-        phi_query = jnp.asarray(phi_query)
-        return -literal_prompt(phi, phi_next, rewards, mask, phi_query, C, discount)[-1, -1]
+
+    def value(phi: Any, phi_next: Any, rewards: Any, phi_query: Any, C: Any) -> Array:
+        phi, phi_next, rewards, C, m = _checked(phi, phi_next, rewards, C, mask)
+        query = jnp.asarray(phi_query)
+        return -literal_prompt(phi, phi_next, rewards, m, query, C, discount)[-1, -1]
+
+    return _in_own_precision(value, phi, phi_next, rewards, phi_query, C)
 
 
 def literal_prompt(
@@ -172,11 +177,9 @@ def _checked(
     return phi, phi_next, rewards, c, mask
 
 
-@contextlib.contextmanager
-def _precision_of(*arrays: Any) -> Iterator[None]:
-    """Work in float64 where the caller hands NumPy float64 arrays, without a global switch."""
+def _in_own_precision(function: Callable[..., Array], *arrays: Any) -> Any:
+    """Compute in float64 where the caller hands NumPy float64, without a global switch."""
     if any(isinstance(x, np.ndarray) and x.dtype == np.float64 for x in arrays):
         with jax.enable_x64(True):
-            yield
-    else:
-        yield
+            return np.asarray(function(*arrays))
+    return function(*arrays)

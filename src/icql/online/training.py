@@ -7,6 +7,7 @@ was killed goes on from its checkpoint to the very same parameters.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -239,8 +240,9 @@ def _open(
     row, run.state = _load_checkpoint(checkpoint, state)
     run.journal.load(folder / "journal", rows=row)
     run.journal.restore(group)
-    kept = [Evaluation(**e) for e in read_json(folder / "evaluations.json")]
-    run.evaluations = [e for e in kept if e.step <= run.step]
+    for e in read_json(folder / "evaluations.json"):
+        if e["step"] <= run.step:  # a resumed run makes the later ones again
+            run.evaluations.append(Evaluation(e["step"], e["score"], tuple(e["returns"])))
     if row:
         replay = replay.add(jnp.asarray(run.journal.packed(0, row)))
     return run, replay
@@ -248,9 +250,7 @@ def _open(
 
 def _claim(path: Path, asked: dict[str, Any]) -> None:
     """Record what is asked of a folder, or refuse one in which something else was asked."""
-    import json
-
-    asked = json.loads(json.dumps(asked))
+    asked = json.loads(json.dumps(asked))  # tuples become lists
     if not path.exists():
         write_json(path, asked)
     elif read_json(path) != asked:

@@ -25,6 +25,7 @@ from icql.retrieval.report import SearchReport
 from icql.retrieval.settings import ContextSettings
 
 FORMAT = 1  # raise it when the same data and settings would give other tables
+FILES = ("state.npy", "next_state.npy")
 Tables = tuple[NDArray[np.int32], NDArray[np.int32], SearchReport]
 
 
@@ -59,20 +60,15 @@ def load(cache_dir: Path, key: str) -> Tables | None:
     """The tables stored under `key`; None if there are none, or none that are whole."""
     folder = cache_dir / "neighbours" / key
     try:
-        meta = json.loads((folder / "meta.json").read_text())
-        state, next_state = (
-            _read(folder / name, meta["sha256"][name]) for name in ("state.npy", "next_state.npy")
-        )
-        report = meta["report"]
-        for name in ("mean_distance", "next_mean_distance"):
-            report[name] = tuple(report[name])
-        return state, next_state, SearchReport(**report)
-    except FileNotFoundError:
-        if folder.exists():
+        if not folder.exists():
+            return None
+        try:
+            return _read(folder, key)
+        except (FileNotFoundError, ValueError, KeyError, TypeError):  # cut short or altered
             _remove(folder)
-    except (ValueError, KeyError, TypeError):  # cut short or altered: rebuilt
-        _remove(folder)
-    return None
+            return None
+    except OSError as error:
+        raise _unusable(folder, error) from error
 
 
 def store(
@@ -89,7 +85,7 @@ def store(
         folder = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
         try:
             checksums = {}
-            for name, table in (("state.npy", state), ("next_state.npy", next_state)):
+            for name, table in zip(FILES, (state, next_state), strict=True):
                 np.save(folder / name, table, allow_pickle=False)
                 checksums[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
             meta = {"key": key, "sha256": checksums, "report": asdict(report)}
@@ -98,11 +94,7 @@ def store(
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
-        raise UserError(
-            f"cannot keep the neighbour tables: {error.strerror or error}.",
-            where=str(parent),
-            fix="Free space there or set ICQL_CACHE to another folder.",
-        ) from error
+        raise _unusable(parent, error) from error
 
 
 def _publish(folder: Path, target: Path) -> None:
@@ -114,12 +106,20 @@ def _publish(folder: Path, target: Path) -> None:
             raise
 
 
-def _read(path: Path, checksum: str) -> NDArray[np.int32]:
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != checksum:
-        raise ValueError(f"{path} is damaged")
-    table: NDArray[np.int32] = np.load(io.BytesIO(content), allow_pickle=False)
-    return table
+def _read(folder: Path, key: str) -> Tables:
+    meta = json.loads((folder / "meta.json").read_text())
+    if meta["key"] != key:
+        raise ValueError(f"{folder} holds the tables of other data")
+    tables: list[NDArray[np.int32]] = []
+    for name in FILES:
+        content = (folder / name).read_bytes()
+        if hashlib.sha256(content).hexdigest() != meta["sha256"][name]:
+            raise ValueError(f"{folder / name} is damaged")
+        tables.append(np.load(io.BytesIO(content), allow_pickle=False))
+    report = meta["report"]
+    for name in ("mean_distance", "next_mean_distance"):
+        report[name] = tuple(report[name])
+    return tables[0], tables[1], SearchReport(**report)
 
 
 def _remove(folder: Path) -> None:
@@ -131,3 +131,11 @@ def _remove(folder: Path) -> None:
         pass  # another process has removed it
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _unusable(folder: Path, error: OSError) -> UserError:
+    return UserError(
+        f"the cache of neighbour tables cannot be used: {error.strerror or error}.",
+        where=str(folder),
+        fix="Make room there or set ICQL_CACHE to another folder.",
+    )

@@ -90,18 +90,22 @@ class Cells:
         self._ivf.train(near)
         self._ivf.add(near)
 
-        centres = self._quantizer.reconstruct_n(0, self.count).astype(np.float64)
         self.sizes: Ids = np.zeros(self.count, np.int64)
-        radii = np.zeros(self.count)
+        self._balls = self._enclose(self._quantizer.reconstruct_n(0, self.count))
+
+    def _enclose(self, centres: Floats) -> Rows:
+        """The balls around all states of each cell, as the right factor of `touched`."""
+        centre = centres.astype(np.float64)
+        radius = np.zeros(self.count)
         lists = self._ivf.invlists
         for cell in range(self.count):
             self.sizes[cell] = size = lists.list_size(cell)
             if size:
                 members = faiss.rev_swig_ptr(lists.get_ids(cell), size)
-                away = ((index.near[members] - centres[cell]) ** 2).sum(axis=1)
-                radii[cell] = np.sqrt(away.max()) * (1 + SLACK)
-        rest = (centres**2).sum(axis=1) * (1 - SLACK) - radii**2
-        self._balls = np.vstack((-2 * centres.T, -2 * radii, np.ones(self.count), rest))
+                away = ((self.index.near[members] - centre[cell]) ** 2).sum(axis=1)
+                radius[cell] = np.sqrt(away.max()) * (1 + SLACK)
+        rest = (centre**2).sum(axis=1) * (1 - SLACK) - radius**2
+        return np.vstack((-2 * centre.T, -2 * radius, np.ones(self.count), rest))
 
     def probe(self, rows: Ids, m: int, probes: int) -> tuple[Floats, Ids]:
         """Up to m nearest states (-1: no more) within the `probes` nearest cells."""

@@ -84,9 +84,10 @@ def _members(groups: Ids, distances: Rows, group: Ids, k: int) -> tuple[Ids, Row
     rows = np.argsort(group, kind="stable")  # by group, then by id
     start = np.cumsum(sizes) - sizes
     ids, away = np.empty((len(groups), k), np.int64), np.empty((len(groups), k))
-    single = (sizes[groups] == 1).all(axis=1) & (groups.shape[1] == k)
-    ids[single], away[single] = rows[start[groups[single]]], distances[single]
-    for _, block in blocks(np.flatnonzero(~single), groups.shape[1] * k):
+    found = groups.shape[1]
+    ids[:, :found], away[:, :found] = rows[start[groups]], distances
+    several = (sizes[groups] > 1).any(axis=1) | (found < k)
+    for _, block in blocks(np.flatnonzero(several), found * k):
         chosen = groups[block][:, :, None]
         slot = np.arange(min(k, sizes[chosen].max()))
         filled = slot < sizes[chosen]

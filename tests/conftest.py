@@ -1,0 +1,25 @@
+"""Shared by all tests: strict JAX, a private cache, real data where it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's cache."""
+    monkeypatch.setenv("ICQL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="session")
+def d4rl_dir() -> Path:
+    """The folder with real D4RL files."""
+    folder = os.environ.get("ICQL_D4RL_DIR")
+    if not folder:
+        pytest.skip("ICQL_D4RL_DIR is not set: no real D4RL data here")
+    return Path(folder)

@@ -56,13 +56,13 @@ def main() -> None:
     jax.block_until_ready(state)
     together = time.perf_counter()
 
-    steps = rows * envs
     print(f"{recipe.task.env_id}, {envs} environments, {jax.devices()[0].device_kind}")
-    print(f"environment steps alone (with policy): {steps / (simulated - begin):8.0f} /s")
-    print(
-        f"updates alone (batch {sac.settings.batch_size}):            {steps / (learned - simulated):8.0f} /s"
-    )
-    print(f"training, one update per step:         {steps / (together - learned):8.0f} steps/s")
+    for label, seconds in (
+        ("environment steps with the policy", simulated - begin),
+        (f"updates (batch {sac.settings.batch_size})", learned - simulated),
+        ("training, one update per step", together - learned),
+    ):
+        print(f"{label:34} {rows * envs / seconds:8.0f} /s")
 
 
 if __name__ == "__main__":

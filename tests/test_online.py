@@ -84,14 +84,14 @@ TINY = OnlineSettings(
 
 def test_the_ring_overwrites_the_oldest_and_samples_only_what_was_written() -> None:
     replay = Replay.empty(5, 1, 1)
-    rows = jnp.arange(35.0).reshape(7, 5)
+    rows = 1 + jnp.arange(35.0).reshape(7, 5)  # no zeros: those stand in rows never written
     replay = replay.add(rows[:3])
     drawn = replay.sample(jax.random.key(0), 200)
-    assert set(drawn.s[:, 0].tolist()) == {0.0, 5.0, 10.0}
+    assert set(drawn.s[:, 0].tolist()) == {1.0, 6.0, 11.0}
     replay = replay.add(rows[3:6]).add(rows[6:])
-    assert sorted(replay.rows[:, 0].tolist()) == [10.0, 15.0, 20.0, 25.0, 30.0]
+    assert sorted(replay.rows[:, 0].tolist()) == [11.0, 16.0, 21.0, 26.0, 31.0]
     t = replay.unpack(rows[:1])
-    assert [float(x.ravel()[0]) for x in (t.s, t.a, t.r, t.s_next, t.mask)] == [0, 1, 2, 3, 4]
+    assert [float(x.ravel()[0]) for x in (t.s, t.a, t.r, t.s_next, t.mask)] == [1, 2, 3, 4, 5]
 
 
 def play(actions: np.ndarray, *, seed: int = 0) -> tuple[Journal, EnvGroup, np.ndarray]:

@@ -138,8 +138,8 @@ def test_exact_equals_brute_force_on_larger_data(
 
 
 def test_a_tie_is_a_tie_of_distances_not_of_their_squares() -> None:
-    states = np.array([[1e8, 1.0], [1e8, 0.0]])  # 1e16 + 1 and 1e16 have the same root
-    assert_same(retrieve(states, [[0.0, 0.0]], 2), (np.array([[0, 1]]), np.array([[1e8, 1e8]])))
+    states = np.array([[9e7, 1.0], [9e7, 0.0]])  # 81e14 + 1 and 81e14 have the same root
+    assert_same(retrieve(states, [[0.0, 0.0]], 2), (np.array([[0, 1]]), np.array([[9e7, 9e7]])))
 
 
 def test_float32_input_is_compared_in_float64() -> None:
@@ -222,8 +222,8 @@ def test_excluded_rows_are_left_out(
     assert_same(retrieve(states, queries, k, exclude=exclude), expected)
     if wide == 1:
         assert_same(retrieve(states, queries, k, exclude=exclude[:, 0]), expected)
+    rewards = draw.draw(hnp.arrays(np.float64, n, elements=grid))
     for strategy in ("random", "high_reward"):
-        rewards = np.zeros(n)
         ids, _ = retrieve(
             states, queries, k, strategy=strategy, rewards=rewards, exclude=exclude
         )  # fmt: skip
@@ -337,8 +337,7 @@ def test_a_higher_floor_probes_more_cells(tmp_path: Path) -> None:
 def test_a_floor_out_of_reach_is_an_error() -> None:
     rng = np.random.default_rng(0)
     # Steps that float32 cannot tell apart: even every cell does not give the nearest.
-    states = 1 + rng.normal(size=(3000, 4)) * 1e-12
-    states[0] = 1e6
+    states = rng.integers(0, 3, size=(3000, 1)) + rng.normal(size=(3000, 4)) * 1e-12
     with pytest.raises(UserError, match=r"context\.recall_floor: approximate search reaches"):
         retrieve(states, states, 10, engine="approximate")
 
@@ -350,6 +349,12 @@ def test_auto_is_exact_for_small_and_approximate_for_large(
     assert build_neighbours(data, ContextSettings(k=3)).report.engine == "exact"
     monkeypatch.setattr(nearest_module, "EXACT_UP_TO", 400)
     assert build_neighbours(data, ContextSettings(k=3)).report.engine == "approximate"
+
+
+def test_cells_with_fewer_than_k_states_are_made_up_for() -> None:
+    states = gaits(2000)
+    got = retrieve(states, states[:50], 300, engine="approximate", recall_floor=0.0)
+    assert_same(got, brute_force(states, states[:50], 300))
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40])

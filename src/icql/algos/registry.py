@@ -49,7 +49,7 @@ class RunSettings:
     evaluate_every: int = 50_000
     """Updates between evaluations (the last is always evaluated)."""
     episodes: int = 10
-    """Episodes per evaluation and seed."""
+    """Episodes per evaluation and seed (0: train without an environment, evaluate later)."""
     log_every: int = 1_000
     """Updates between rows of metrics."""
     checkpoint_every: int = 25_000
@@ -57,8 +57,9 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise UserError("must be at least 1.", where=field.name)
+            least = 0 if field.name == "episodes" else 1
+            if getattr(self, field.name) < least:
+                raise UserError(f"must be at least {least}.", where=field.name)
 
 
 @dataclass(frozen=True)

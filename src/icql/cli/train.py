@@ -121,7 +121,7 @@ def _print(result: dict[str, Any]) -> None:
     print(f"updates     {result['steps']:,}" + (f" ({rate:,.0f}/s)" if rate else ""))
     score = result["score"]
     if score is None:
-        print("score       none: the data has no task, so there is no environment to play in")
+        print("score       none: no episodes were played")
     else:
         seeds = ", ".join(f"{x:.1f}" for x in score["per_seed"])
         print(f"score       {score['mean']:.1f} (final, mean over seeds: {seeds})")

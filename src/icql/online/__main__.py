@@ -15,9 +15,10 @@ from pathlib import Path
 from icql.data.npz import write_npz
 from icql.errors import UserError
 from icql.files import write_json
+from icql.online.progress import Progress
 from icql.online.protocol import medium_replay, split
 from icql.online.recipes import RECIPES, get_recipe
-from icql.online.training import OnlineRun, Progress, train_online
+from icql.online.training import OnlineRun, train_online
 from icql.training.versions import versions
 
 
@@ -64,7 +65,7 @@ def export(run: OnlineRun, name: str, out: Path) -> None:
 def _show(p: Progress) -> None:
     score = f", return {p.evaluation.mean:,.0f} ({p.evaluation.score:.1f})" if p.evaluation else ""
     sys.stderr.write(
-        f"{p.step:,}/{p.steps:,}, {p.steps_per_second:.0f} steps/s, "
+        f"{p.label}: {p.step:,}/{p.steps:,}, {p.steps_per_second:.0f} steps/s, "
         f"{p.seconds_left / 60:.1f} min left{score}\n"
     )
     sys.stderr.flush()

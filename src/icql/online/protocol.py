@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,12 +29,12 @@ from icql.files import write_json
 from icql.nn.policies import TanhGaussianPolicy
 from icql.online.envs import EnvGroup
 from icql.online.journal import PART_BYTES, Episode, Journal
+from icql.online.progress import Clock, Listener
 from icql.online.recipes import Recipe, get_recipe
 from icql.online.snapshot import sac_oracle
 from icql.online.training import (
     OnlineRun,
     OnlineSettings,
-    Progress,
     Until,
     sampled_actions,
     train_online,
@@ -57,7 +57,7 @@ def collect(
     steps: int | None = None,
     seed: int | None = None,
     transitions: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Listener | None = None,
 ) -> Path:
     """Make one dataset by D4RL's protocol; a call that was killed goes on where it stopped.
 
@@ -187,21 +187,21 @@ def sample_policy(
     steps: int,
     envs: int,
     seed: int,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Listener | None = None,
 ) -> Steps:
     """`steps` steps of a policy, its actions sampled; resumable from `folder`."""
     group = EnvGroup(task, envs, seed)
     journal, key = Journal.empty(-(-steps // envs), group), jax.random.key(seed)
     journal.load(folder)
     journal.restore(group)
+    clock = Clock(progress, f"steps of {folder.name}", steps, journal.length * envs)
     every = max(1, PART_STEPS // envs)
     while journal.length < len(journal.rewards):
         row_key = jax.random.fold_in(key, journal.length)
         journal.step(group, np.asarray(sampled_actions(policy, group.observations, row_key)))
         if journal.length % every == 0:
             journal.save(folder)
-            if progress is not None:
-                progress(Progress(journal.length * envs, steps, float("nan"), float("nan"), None))
+        clock.tick(journal.length * envs)
     group.close()
     journal.save(folder)
     return journal.steps(journal.episodes())
@@ -215,7 +215,7 @@ class _Maker:
     settings: OnlineSettings
     folder: Path
     transitions: int
-    progress: Callable[[Progress], None] | None
+    progress: Listener | None
 
     def level(self, level: Level) -> tuple[Steps, dict[str, Any]]:
         """The steps of a level, and the facts of how they came about."""

@@ -8,8 +8,6 @@ was killed goes on from its checkpoint to the very same parameters.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +27,7 @@ from icql.files import load_weights, read_json, save_weights, write_json
 from icql.nn.policies import TanhGaussianPolicy
 from icql.online.envs import EnvGroup
 from icql.online.journal import Journal
+from icql.online.progress import Clock, Evaluation, Listener
 from icql.online.replay import Replay
 from icql.online.snapshot import Snapshot
 
@@ -72,31 +71,6 @@ class OnlineSettings:
             raise UserError("must not be negative.", where="online.warmup and online.seed")
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Returns of the deterministic policy after `step` environment steps."""
-
-    step: int
-    score: float  # mean, normalised
-    returns: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """Mean return."""
-        return float(np.mean(self.returns))
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a progress display may show."""
-
-    step: int
-    steps: int
-    steps_per_second: float
-    seconds_left: float
-    evaluation: Evaluation | None  # the latest
-
-
 @dataclass
 class OnlineRun:
     """A run as far as it has got."""
@@ -112,6 +86,16 @@ class OnlineRun:
     def step(self) -> int:
         """Environment steps so far."""
         return self.journal.length * self.settings.envs
+
+    @property
+    def ended(self) -> bool:
+        """Whether all steps were taken."""
+        return self.journal.length == len(self.journal.rewards)
+
+    @property
+    def latest(self) -> Evaluation | None:
+        """The latest evaluation."""
+        return self.evaluations[-1] if self.evaluations else None
 
     @property
     def medium(self) -> Evaluation | None:
@@ -130,7 +114,7 @@ def train_online(
     folder: Path,
     *,
     until: Until = "end",
-    progress: Callable[[Progress], None] | None = None,
+    progress: Listener | None = None,
 ) -> OnlineRun:
     """Train SAC in the environment of `task`; goes on where an earlier call in `folder` stopped.
 
@@ -148,7 +132,7 @@ def train_online(
     group = EnvGroup(task, settings.envs, settings.seed)
     run, replay = _open(task, settings, folder, group)
     sac, key = SAC(settings.sac), jax.random.key(settings.seed)
-    clock = _Clock(run, progress)
+    clock = Clock(progress, f"SAC on {task.env_id}", settings.steps, run.step)
     with EnvPool(task) as pool:
         while not _finished(run, until):
             row = run.journal.length
@@ -163,13 +147,13 @@ def train_online(
             if not warm and _due(run):
                 run.evaluations.append(_evaluate(run, pool))
                 _keep(run)
-                clock.tell()
+                clock.tick(run.step, run.latest, now=True)
             if _passed(run, settings.checkpoint_every):
                 _checkpoint(run)
-            clock.tick()
+            clock.tick(run.step, run.latest)
     group.close()
     _checkpoint(run)
-    if run.journal.length == len(run.journal.rewards):
+    if run.ended:
         Snapshot.of(run.state).save(run.snapshot("final"))
     return run
 
@@ -279,8 +263,7 @@ def _load_checkpoint(path: Path, like: SACState) -> tuple[int, SACState]:
 
 
 def _finished(run: OnlineRun, until: Until) -> bool:
-    ended = run.journal.length == len(run.journal.rewards)
-    return ended or (until == "medium" and run.medium is not None)
+    return run.ended or (until == "medium" and run.medium is not None)
 
 
 def _passed(run: OnlineRun, every: int) -> bool:
@@ -290,8 +273,7 @@ def _passed(run: OnlineRun, every: int) -> bool:
 
 def _due(run: OnlineRun) -> bool:
     s = run.settings
-    ended = run.journal.length == len(run.journal.rewards)
-    return ended or _passed(run, s.evaluate_every if run.medium is None else s.evaluate_later)
+    return run.ended or _passed(run, s.evaluate_every if run.medium is None else s.evaluate_later)
 
 
 def _evaluate(run: OnlineRun, pool: EnvPool) -> Evaluation:
@@ -314,27 +296,3 @@ def _keep(run: OnlineRun) -> None:
 
 def _write_evaluations(run: OnlineRun) -> None:
     write_json(run.folder / "evaluations.json", [asdict(e) for e in run.evaluations])
-
-
-class _Clock:
-    """Calls `progress` about once a second."""
-
-    def __init__(self, run: OnlineRun, progress: Callable[[Progress], None] | None) -> None:
-        self._run, self._progress = run, progress
-        self._begin, self._spoken, self._first = time.monotonic(), time.monotonic(), run.step
-
-    def tick(self) -> None:
-        """Speak if it is time to."""
-        if time.monotonic() - self._spoken >= 1:
-            self.tell()
-
-    def tell(self) -> None:
-        """Speak."""
-        if self._progress is None:
-            return
-        self._spoken = time.monotonic()
-        rate = (self._run.step - self._first) / max(self._spoken - self._begin, 1e-9)
-        steps = self._run.settings.steps
-        left = (steps - self._run.step) / rate if rate > 0 else float("inf")
-        latest = self._run.evaluations[-1] if self._run.evaluations else None
-        self._progress(Progress(self._run.step, steps, rate, left, latest))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from icql.retrieval.index import UNDERFLOW, Cells, Index, Progress, blocks
+from icql.retrieval.index import FLOAT32, FLOAT64, Cells, Index, Progress, blocks
 from icql.retrieval.metric import Ids, Rows
 
 MARGINS = (16, 240)  # candidates beyond k, tried in turn
@@ -62,17 +62,18 @@ def _attempt(
         unseen[many] = np.inf if m == len(index.states) else found[:, -1]
     ids, squared = index.rank(rows, proposed, k)
     reach = squared[:, -1] * index.scale**2
-    return ids, squared, unseen > reach + _error(index, rows, reach, 2.0**-24)
+    return ids, squared, unseen > reach + _error(index, rows, reach, FLOAT32)
 
 
-def _error(index: Index, rows: Ids, reach: Rows, unit: float) -> Rows:
+def _error(index: Index, rows: Ids, reach: Rows, precision: tuple[float, float]) -> Rows:
     """How far the computed |x - q|² can be off for any state x within `reach` (squared) of q.
 
-    Bounds both |x|² + |q|² - 2x·q and Σ(x - q)² at unit roundoff `unit`, coordinates rounded first.
+    Bounds both |x|² + |q|² - 2x·q and Σ(x - q)² in this precision, coordinates rounded first.
     The triangle inequality gives |x| ≤ |q| + √reach: far outliers do not spoil the bound.
     """
+    unit, underflow = precision
     longest = 2 * np.sqrt((index.asked[rows] ** 2).sum(axis=1)) + np.sqrt(reach)
-    error: Rows = (2 * index.near.shape[1] + 32) * unit * longest**2 + UNDERFLOW
+    error: Rows = (2 * index.near.shape[1] + 32) * unit * longest**2 + underflow
     return error
 
 
@@ -82,7 +83,7 @@ def _search_in_float64(index: Index, rows: Ids, k: int) -> tuple[Ids, Rows]:
     computed = (near**2).sum(axis=1) - 2 * (asked @ near.T) + (asked**2).sum(axis=1)[:, None]
     guess = np.argpartition(computed, k - 1, axis=1)[:, :k].astype(np.int64)
     reach = index.measure(rows, guess).max(axis=1) * index.scale**2
-    limit = reach + _error(index, rows, reach, 2.0**-53)
+    limit = reach + _error(index, rows, reach, FLOAT64)
     ids, squared = np.empty_like(guess), np.empty(guess.shape)
     for i in range(len(rows)):
         possible = np.flatnonzero(computed[i] <= limit[i])[None]

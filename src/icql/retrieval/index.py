@@ -17,7 +17,8 @@ from icql.retrieval.metric import Ids, Rows, squared_distances
 Floats = NDArray[np.float32]
 Progress = Callable[[str, float], None]
 
-UNDERFLOW = 1e-30  # what numbers too small for float32 can add up to, in squared scaled units
+FLOAT32 = (2.0**-24, 1e-34)  # unit roundoff, and what underflow can add to a scaled |x - y|²
+FLOAT64 = (2.0**-53, 1e-60)
 SLACK = 1e-9  # far more than float64 rounds, far less than a distance that matters
 BLOCK = 2**21  # float64 numbers worked on at once: 16 MB
 
@@ -36,7 +37,7 @@ class Index:
         high = np.maximum(states.max(axis=0), queries.max(axis=0))
         varies = low < high
         varies[0] |= not varies.any()  # faiss needs a column
-        centre = states[:, varies].mean(axis=0)
+        centre = np.median(states[:, varies], axis=0)  # outliers do not move it
         near, asked = states[:, varies] - centre, queries[:, varies] - centre
         exponent = int(np.frexp(max(np.abs(near).max(), np.abs(asked).max()))[1])
         self.scale = 2.0 ** -max(exponent, -400)  # so that its square is finite
@@ -125,7 +126,7 @@ class Cells:
         radius = np.minimum(np.sqrt(reach) * self.index.scale, farthest) * (1 + SLACK)
         rest = (asked**2).sum(axis=1) * (1 - SLACK) - radius**2
         left = np.column_stack((asked, radius, rest, np.ones(len(rows))))
-        return np.asarray(left @ self._balls <= UNDERFLOW)
+        return np.asarray(left @ self._balls <= FLOAT64[1])
 
     def visit(self, rows: Ids, m: int, cells: NDArray[np.bool_]) -> tuple[Floats, Ids]:
         """Up to m nearest states (-1: no more) within the marked cells (Q, cells)."""

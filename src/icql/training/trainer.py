@@ -167,7 +167,8 @@ class _Session:
         self.loop = Loop(algorithm, data, plan.seeds)
         self.pace = _Pace()
         self.checkpoints = Checkpoints(folder.path / "checkpoints")
-        self.environments = None if plan.task is None else EnvPool(plan.task)
+        watched = plan.task is not None and plan.run.episodes > 0
+        self.environments = EnvPool(plan.task) if watched and plan.task is not None else None
         self.log: MetricLog | None = None
         self.note = ""
 
@@ -213,7 +214,7 @@ class _Session:
             "steps": self.plan.run.steps,
             "seeds": list(self.plan.seeds),
             "updates_per_second": self.pace.rate,
-            "score": _scores(evaluations) if task is not None else None,
+            "score": _scores(evaluations) if self.environments is not None else None,
             "behaviour_score": None if task is None else task.behaviour_score(data.info),
             "behaviour_return": float(np.mean(data.info.episode_returns)),
             "parameter_hash": tree_hash(states),

@@ -64,7 +64,7 @@ def named_arrays(tree: Any) -> dict[str, np.ndarray]:
 
 def save_weights(path: Path, tree: Any) -> None:
     """Write the arrays of a pytree as safetensors, atomically."""
-    arrays = {name: np.ascontiguousarray(array) for name, array in named_arrays(tree).items()}
+    arrays = {name: np.asarray(array, order="C") for name, array in named_arrays(tree).items()}
     with atomic(path) as temporary:
         save_file(arrays, temporary)
 

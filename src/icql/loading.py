@@ -166,6 +166,7 @@ class TrainedCritic:
             strategy=c.strategy,
             rewards=self.data.rewards,
             seed=c.seed,
+            candidates=c.candidates,
         )
 
     def _batch(self, states: ArrayLike) -> NDArray[np.float32]:

@@ -26,11 +26,29 @@ class Linear(eqx.Module):
     bias: Float[Array, " outputs"]
 
     def __init__(self, inputs: int, outputs: int, *, gain: float, key: PRNGKeyArray) -> None:
-        self.weight = jax.nn.initializers.orthogonal(gain)(key, (inputs, outputs), jnp.float32)
+        self.weight = gain * orthogonal(key, inputs, outputs)
         self.bias = jnp.zeros(outputs)
 
     def __call__(self, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
         return x @ self.weight + self.bias
+
+
+def orthogonal(key: PRNGKeyArray, inputs: int, outputs: int) -> Float[Array, "inputs outputs"]:
+    """A random matrix with orthonormal rows or columns, whichever are fewer.
+
+    The orthogonal factor of a Gaussian matrix, by Newton–Schulz iteration: products only. LAPACK's
+    QR, compiled for several networks at once, can deadlock XLA's thread pool on two CPU cores.
+    """
+    gaussian = jax.random.normal(key, (max(inputs, outputs), min(inputs, outputs)))
+    # a Frobenius norm of 1 puts every singular value below √3, where the iteration converges
+    x = gaussian / jnp.linalg.norm(gaussian)
+
+    def towards_one(_: int, x: Array) -> Array:
+        gram = jnp.matmul(x.T, x, precision="highest")
+        return 1.5 * x - 0.5 * jnp.matmul(x, gram, precision="highest")
+
+    x = jax.lax.fori_loop(0, 60, towards_one, x)
+    return x if inputs >= outputs else x.T
 
 
 class LayerNorm(eqx.Module):

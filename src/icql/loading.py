@@ -180,7 +180,7 @@ class TrainedCritic:
 
     def _critics(self, seed: int | None) -> Critics:
         one = _of_seed(self.critics, self.seeds, seed)
-        return jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, one)  # type: ignore[no-any-return]
+        return jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, one)
 
     def _normalised(self, states: NDArray[np.float32]) -> Any:
         return jnp.asarray((states - self.normaliser.mean) / self.normaliser.std)

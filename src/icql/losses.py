@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+TD3BCForm = Literal["original", "retuned", "paper"]
 
 
 def expectile(u: Float[Array, "..."], tau: float) -> Float[Array, "..."]:
@@ -27,3 +32,91 @@ def advantage_weights(
     """min(exp(β A), limit): the weights of advantage-weighted regression (IQL eq. 7)."""
     # the exponent is capped first: exp(β A) itself may overflow before the minimum is taken
     return jnp.exp(jnp.minimum(beta * advantage, jnp.log(limit)))
+
+
+def normalised_q(q: Float[Array, " batch"]) -> Float[Array, " batch"]:
+    """Q / E|Q|, the scale held constant under the gradient (TD3+BC eq. 5)."""
+    # a local critic is exactly 0 where no reward was retrieved: keep the quotient finite
+    return q / jnp.maximum(jax.lax.stop_gradient(jnp.abs(q).mean()), 1e-6)
+
+
+def smoothed_action(
+    a: Float[Array, "... act"], noise: Float[Array, "... act"], spread: float, limit: float
+) -> Float[Array, "... act"]:
+    """clip(a + clip(spread · noise, ±limit), ±1): TD3's target policy smoothing (eq. 14–15)."""
+    return jnp.clip(a + jnp.clip(spread * noise, -limit, limit), -1, 1)
+
+
+def td3bc_actor_loss(
+    q: Float[Array, " batch"],
+    difference: Float[Array, "batch act"],
+    weight: float,
+    form: TD3BCForm,
+) -> Float[Array, ""]:
+    """What TD3+BC's actor minimises, for `q` = Q(s, π(s)) and `difference` = π(s) − a.
+
+    original (Fujimoto & Gu 2021, eq. 3 and 5): E[−weight · Q/E|Q| + mean_j (π_j(s) − a_j)²];
+    retuned (ReBRAC's TD3+BC):                  E[−Q/E|Q| + weight · ‖π(s) − a‖²];
+    paper (ICQL, eq. after loss_td3):           E[−Q + weight · ‖π(s) − a‖²].
+    """
+    match form:
+        case "original":
+            return -weight * normalised_q(q).mean() + (difference**2).mean()
+        case "retuned":
+            return -normalised_q(q).mean() + weight * (difference**2).sum(-1).mean()
+        case "paper":
+            return -q.mean() + weight * (difference**2).sum(-1).mean()
+
+
+def rebrac_value(
+    q_next: Float[Array, " batch"], difference: Float[Array, "batch act"], weight: float
+) -> Float[Array, " batch"]:
+    """min_i Q̄_i(s', ã') − β₂ ‖ã' − a'‖², with a' of the data (ReBRAC eq. 4)."""
+    return q_next - weight * (difference**2).sum(-1)
+
+
+def conservative_gap(
+    q: Float[Array, "critics batch"],
+    q_sampled: Float[Array, "critics samples batch"],
+    log_density: Float[Array, "samples batch"],
+    temperature: float,
+) -> Float[Array, "critics batch"]:
+    """log Σ_a exp(Q(s, a)) − Q(s, a_data): what CQL(H) pushes down (CQL eq. 4, appendix F).
+
+    The sum over all actions is estimated from samples, each divided by the density it was drawn
+    with; `temperature` sharpens it to the maximum as it goes to 0. As in the official code the
+    number of samples is not divided out: a constant that no gradient sees.
+    """
+    scaled = (q_sampled - log_density) / temperature
+    return temperature * jax.scipy.special.logsumexp(scaled, axis=1) - q
+
+
+def mild_value(
+    q_next: Float[Array, " batch"], v_next: Float[Array, " batch"], mixture: float
+) -> Float[Array, " batch"]:
+    """λ min_i Q̄_i(s', π(s')) + (1 − λ) V(s'): DMG's mild generalisation propagation."""
+    return mixture * q_next + (1 - mixture) * v_next
+
+
+def dmg_actor_loss(
+    q: Float[Array, " batch"],
+    difference: Float[Array, "batch act"],
+    weights: Float[Array, " batch"],
+    penalty: float,
+) -> Float[Array, ""]:
+    """E[−Q/E|Q| + ν · mean_j w (π_j(s) − a_j)²], w the clipped exp(β A): DMG's mild actions."""
+    return -normalised_q(q).mean() + penalty * (weights * (difference**2).mean(-1)).mean()
+
+
+def soft_actor_loss(
+    q: Float[Array, "critics batch"], log_prob: Float[Array, " batch"], temperature: Float[Array, ""]
+) -> Float[Array, ""]:
+    """E [α log π(ã|s) − min_i Q_i(s, ã)]  (SAC eq. 7)."""
+    return (temperature * log_prob - q.min(0)).mean()
+
+
+def temperature_loss(
+    log_temperature: Float[Array, ""], log_prob: Float[Array, " batch"], target_entropy: float
+) -> Float[Array, ""]:
+    """E [−α log π(ã|s) − α H̄]  (SAC eq. 18); α = exp(log α) stays positive."""
+    return -(jnp.exp(log_temperature) * (log_prob + target_entropy)).mean()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 import equinox as eqx
-from jaxtyping import Array, Float, PRNGKeyArray
+import jax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from icql.nn.policies import Policy
 from icql.retrieval.settings import ContextSettings
@@ -32,20 +33,40 @@ class Transition(eqx.Module):
     mask: Float[Array, "..."]
 
 
+class Window(eqx.Module):
+    """Consecutive steps of one episode; what lies beyond the episode's end has `valid` False."""
+
+    steps: Transition  # leading axes B, length
+    valid: Bool[Array, "batch length"]
+    timestep: Int[Array, "batch length"]  # step in the episode, from 0
+    to_go: Float[Array, "batch length"]  # undiscounted return from this step on
+    episode: Int[Array, " batch"]
+
+
 class Batch(eqx.Module):
-    """A batch of B transitions with, where the algorithm needs them, their contexts Ω."""
+    """A batch of B transitions with, where the algorithm needs them, contexts Ω or windows."""
 
     query: Transition  # leading axis B
     context: Transition | None = None  # Ω_s: leading axes B, k
     context_next: Transition | None = None  # Ω_s': leading axes B, k
+    window: Window | None = None  # the steps that begin with each query
+
+    def split(self, parts: int) -> Batch:
+        """The same rows as `parts` batches, stacked along a new leading axis (for `scan`)."""
+        return jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), self)
 
 
 @dataclass(frozen=True)
 class Needs:
     """What an algorithm wants to be fed."""
 
-    kind: Literal["transitions", "contexts"] = "transitions"
+    kind: Literal["transitions", "contexts", "sequences"] = "transitions"
     context: ContextSettings | None = None
+    length: int | None = None
+    """Steps of a window (`sequences`; an action chunk is such a window too)."""
+    batches: int = 1
+    """Batches of `batch_size` rows that one update consumes, drawn together: critic gradient steps
+    per update, where the policy learns at a delay."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +119,7 @@ class Algorithm(Protocol[State]):
         ...
 
     def update(self, state: State, batch: Batch, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        """One gradient step on every network; pure, so that it can be scanned and vmapped."""
+        """Gradient steps on every network; pure, so that it can be scanned and vmapped."""
         ...
 
     def policy(self, state: State) -> Policy:

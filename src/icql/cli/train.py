@@ -56,7 +56,7 @@ class Train(Generic[S]):
 def run(argv: list[str]) -> dict[str, Any] | None:
     """Parse, train, print."""
     request, first = _first_look(argv)
-    default = Train[type(request.settings)](  # type: ignore[misc]
+    default = Train(
         algo=request.algo,
         task=first.task,
         dataset=first.dataset,
@@ -64,12 +64,10 @@ def run(argv: list[str]) -> dict[str, Any] | None:
         run=request.run,
         settings=request.settings,
     )
-    options = tyro.cli(
-        Train[type(request.settings)],  # type: ignore[misc]
-        prog="icql train",
-        description=DESCRIPTION,
-        args=argv,
-        default=default,
+    # the type of the settings is known only now, once the algorithm is
+    form: Any = Train.__class_getitem__(type(request.settings))  # type: ignore[attr-defined]
+    options: Train[Any] = tyro.cli(
+        form, prog="icql train", description=DESCRIPTION, args=argv, default=default
     )
     if options.seeds < 1:
         raise UserError("must be at least 1.", where="--seeds")

@@ -40,7 +40,7 @@ def write_npz(path: str | Path, steps: Steps, meta: dict[str, Any] | None = None
             is not the episode's next row (the format could not hold it).
     """
     path = Path(path)
-    steps = steps.checked(str(path))
+    steps = steps.checked(str(path)).finite(str(path))
     arrays: dict[str, NDArray[Any]] = {name: getattr(steps, name) for name in REQUIRED}
     if steps.next_observations is not None:
         ends = steps.terminals | steps.timeouts

@@ -21,7 +21,18 @@ _MINARI_ID = re.compile(r"[\w.-]+(/[\w.-]+)+-v\d+")
 
 
 def load_dataset(name_or_path: str | Path, *, task: str | None = None) -> Transitions:
-    """Load transitions (s, a, r, s', a') from wherever `name_or_path` points.
+    """Load transitions (s, a, r, s', a') from wherever `name_or_path` points; see `read_steps`.
+
+    Raises:
+        UserError: if there is no such data, or something is wrong with it.
+    """
+    return _transitions(*read_steps(name_or_path, task=task))
+
+
+def read_steps(
+    name_or_path: str | Path, *, task: str | None = None
+) -> tuple[Steps, DataInfo, Task | None]:
+    """The logged steps as they are in the source, not yet checked for finite numbers.
 
     Args:
         name_or_path: a dataset shipped with the package (`hopper-mini`), a file (`.hdf5`, `.h5`,
@@ -29,8 +40,11 @@ def load_dataset(name_or_path: str | Path, *, task: str | None = None) -> Transi
             namespace), or a D4RL name, whose file is looked for in `$ICQL_D4RL_DIR`.
         task: name in the task table; by default what the file says or its name tells.
 
+    Returns:
+        The steps, where they come from, and their task where it is known.
+
     Raises:
-        UserError: if there is no such data, or something is wrong with it.
+        UserError: if there is no such data, or its arrays cannot be read or do not fit together.
     """
     name = str(name_or_path)
     chosen = None if task is None else get_task(task)
@@ -75,13 +89,13 @@ _READERS: dict[str, Callable[[Path, Task | None], tuple[Steps, Task | None]]] = 
 }
 
 
-def _file(path: Path, task: Task | None) -> Transitions:
+def _file(path: Path, task: Task | None) -> tuple[Steps, DataInfo, Task | None]:
     steps, task = _READERS[path.suffix.lower()](path, task)
-    return _transitions(steps, DataInfo(path.stem, source=str(path)), task)
+    return steps, DataInfo(path.stem, source=str(path)), task
 
 
-def _minari(name: str, task: Task | None) -> Transitions:
-    return _transitions(read_minari(name), DataInfo(name, source=f"minari:{name}"), task)
+def _minari(name: str, task: Task | None) -> tuple[Steps, DataInfo, Task | None]:
+    return read_minari(name), DataInfo(name, source=f"minari:{name}"), task
 
 
 def _transitions(steps: Steps, info: DataInfo, task: Task | None) -> Transitions:

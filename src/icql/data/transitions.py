@@ -58,7 +58,7 @@ class Steps:
 
         Raises:
             UserError: naming `source`, array, row and column, if an array is empty, has the wrong
-                kind, shape or length, or is not finite in a row that is not marked invalid.
+                kind, shape or length.
         """
         following = self.next_observations
         steps = Steps(
@@ -84,9 +84,6 @@ class Steps:
             )
         if not len(steps):
             raise UserError("there are no steps in it (zero rows).", where=source)
-        for name in ("observations", "actions", "rewards", "next_observations"):
-            if name in arrays:
-                checks.check_finite(name, arrays[name], steps.valid, source)
         widths = {arrays[n].shape[1] for n in ("observations", "next_observations") if n in arrays}
         if len(widths) > 1:
             raise UserError(
@@ -94,6 +91,20 @@ class Steps:
                 where=source,
             )
         return steps
+
+    def finite(self, source: str) -> Steps:
+        """These steps, if every number in a row that is not marked invalid is finite.
+
+        Apart from `checked`, so that `validate` can describe broken data that was read.
+
+        Raises:
+            UserError: naming `source`, array, row and column otherwise.
+        """
+        for name in ("observations", "actions", "rewards", "next_observations"):
+            array = getattr(self, name)
+            if array is not None:
+                checks.check_finite(name, array, self.valid, source)
+        return self
 
 
 @dataclass(frozen=True)
@@ -160,7 +171,7 @@ class Transitions:
         """
         info = info or DataInfo("unnamed")
         source = info.source or info.name
-        steps = steps.checked(source)
+        steps = steps.checked(source).finite(source)
         ends = steps.terminals | steps.timeouts
         if not ends.any():
             raise UserError(

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,25 @@ Progress: TypeAlias = Callable[[int, int], None]  # (policy calls so far, episod
 
 PARALLEL = 20  # a FrankaKitchen environment holds 100 MB; more rows no longer save time
 DONE = -1  # the row has no episode left
+
+
+@runtime_checkable
+class Player(Protocol):
+    """Something that acts with memory of its episodes; see `icql.nn.policies.MemoryPolicy`."""
+
+    def start(self, rows: int) -> Any:
+        """Return what is carried into the first step."""
+        ...
+
+    def step(
+        self,
+        carry: Any,
+        observations: NDArray[np.float32],
+        rewards: NDArray[np.float32],
+        fresh: NDArray[np.bool_],
+    ) -> tuple[Any, Any]:
+        """Return the actions (rows, act) and what is carried on."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +110,7 @@ class EnvPool:
 
 
 def rollout(
-    act: Act,
+    act: Act | Player,
     environment: Task | Callable[[], Env] | EnvPool,
     *,
     episodes: int,
@@ -109,7 +128,8 @@ def rollout(
 
     Args:
         act: maps observations (rows, obs) to actions (rows, act), float32; actions are clipped to
-            the bounds of the action space.
+            the bounds of the action space. A `Player` is also told the previous rewards and where
+            an episode begins, and carries what it likes from step to step.
         environment: the task, a function that builds one environment, or a pool to reuse.
         episodes: how many episodes each policy plays.
         seed: the evaluation seed, or one per policy. Episode i starts from (seed, i), so the
@@ -142,9 +162,12 @@ def rollout(
         run = executor.map if len(shares) > 1 else map
 
         list(run(batch.reset, shares))
-        steps = 0
+        player = act if isinstance(act, Player) else _Memoryless(act)
+        carry, steps = player.start(len(batch.envs)), 0
         while (batch.playing != DONE).any():
-            batch.set_actions(act(batch.observations.copy()))
+            seen = (batch.observations.copy(), batch.rewards.copy(), batch.fresh.copy())
+            actions, carry = player.step(carry, *seen)
+            batch.set_actions(actions)
             list(run(batch.step, shares))
             steps += 1
             if progress is not None:
@@ -156,6 +179,22 @@ def rollout(
 def episode_seed(seed: int, episode: int) -> int:
     """The seed that episode number `episode` of an evaluation with `seed` resets with."""
     return int(np.random.SeedSequence([seed, episode]).generate_state(1)[0])
+
+
+class _Memoryless:
+    """A plain function as a `Player`."""
+
+    def __init__(self, act: Act) -> None:
+        self.act = act
+
+    def start(self, rows: int) -> None:
+        """Carry nothing."""
+
+    def step(
+        self, carry: None, observations: NDArray[np.float32], rewards: Any, fresh: Any
+    ) -> tuple[Any, None]:
+        """Act on the observations alone."""
+        return self.act(observations), None
 
 
 class _Batch:
@@ -173,6 +212,8 @@ class _Batch:
         self.playing = np.full(len(envs), DONE)
         self.observations = np.zeros((len(envs), *_shape(envs[0].observation_space)), np.float32)
         self.actions = np.zeros((len(envs), *_shape(envs[0].action_space)), np.float32)
+        self.rewards = np.zeros(len(envs), np.float32)  # of each row's previous step
+        self.fresh = np.zeros(len(envs), np.bool_)  # the row's episode has only begun
         self._over = np.zeros(total, np.bool_)
         self._seeds = [episode_seed(seed, i) for seed in seeds for i in range(episodes)]
         # Which row plays an episode is fixed beforehand, so timing cannot change a result.
@@ -191,6 +232,7 @@ class _Batch:
         """Begin the next episode of each row."""
         for row in rows:
             episode = self.playing[row] = next(self._queues[row], DONE)
+            self.rewards[row], self.fresh[row] = 0, True
             if episode != DONE:
                 self.observations[row], _ = self.envs[row].reset(seed=self._seeds[episode])
 
@@ -226,6 +268,7 @@ class _Batch:
             self.observations[row], reward, terminated, truncated, _ = self.envs[row].step(
                 self.actions[row]
             )
+            self.rewards[row], self.fresh[row] = float(reward), False
             self.returns[episode] += float(reward)
             self.lengths[episode] += 1
             self.terminated[episode] = terminated

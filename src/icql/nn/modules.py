@@ -137,9 +137,8 @@ class AttentionBlock(eqx.Module):
         """Apply the block; `mask` (tokens, tokens) is True where attention is allowed."""
         q, k, v = jnp.split(self.qkv(self.norm_attention(x)), 3, axis=-1)
         split = (*x.shape[:-1], self.heads, x.shape[-1] // self.heads)
-        attended = jax.nn.dot_product_attention(
-            *(t.reshape(-1, *split[-3:]) for t in (q, k, v)), mask=mask
-        )
+        q, k, v = (t.reshape(-1, *split[-3:]) for t in (q, k, v))
+        attended = jax.nn.dot_product_attention(q, k, v, mask=mask)
         x = x + self.out(attended.reshape(x.shape))
         return x + self.forward(self.norm_forward(x))
 

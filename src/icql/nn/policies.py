@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from icql.nn.mlp import MLP
 
@@ -20,6 +20,29 @@ class Policy(Protocol):
     """What evaluation needs: a batch of observations to a batch of actions, no randomness."""
 
     def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]: ...
+
+
+@runtime_checkable
+class MemoryPolicy(Protocol):
+    """A policy that remembers its episode: what it carries goes from step to step.
+
+    One row per environment. `rewards` are those of the previous step, as the environment paid
+    them; `fresh` is True where an episode begins, and nothing from before may then be used.
+    """
+
+    def start(self, rows: int) -> Any:
+        """Return what to carry into the first step: arrays with a leading axis of `rows`."""
+        ...
+
+    def step(
+        self,
+        carry: Any,
+        s: Float[Array, "rows obs"],
+        rewards: Float[Array, " rows"],
+        fresh: Bool[Array, " rows"],
+    ) -> tuple[Float[Array, "rows act"], Any]:
+        """Return the actions and what to carry on, in the same shapes and types."""
+        ...
 
 
 class DeterministicPolicy(eqx.Module):
@@ -140,12 +163,37 @@ class TanhGaussianPolicy(eqx.Module):
 
 
 class Standardised(eqx.Module):
-    """A policy together with the state normaliser it was trained behind."""
+    """A policy together with the state normaliser it was trained behind.
+
+    It can always be stepped as a :class:`MemoryPolicy`; one without memory carries nothing. Called
+    without history, a policy with memory acts as in the first step of an episode.
+    """
 
     policy: eqx.Module
     mean: Float[Array, " obs"]
     std: Float[Array, " obs"]
 
     def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
+        if isinstance(self.policy, MemoryPolicy):
+            rows = s.reshape(-1, s.shape[-1])
+            count = len(rows)
+            first = self.step(self.start(count), rows, jnp.zeros(count), jnp.ones(count, bool))
+            return first[0].reshape(*s.shape[:-1], -1)
         action: Array = self.policy((s - self.mean) / self.std)  # type: ignore[operator]
         return action
+
+    def start(self, rows: int) -> Any:
+        """What the policy carries into the first step."""
+        return self.policy.start(rows) if isinstance(self.policy, MemoryPolicy) else None
+
+    def step(
+        self,
+        carry: Any,
+        s: Float[Array, "rows obs"],
+        rewards: Float[Array, " rows"],
+        fresh: Bool[Array, " rows"],
+    ) -> tuple[Float[Array, "rows act"], Any]:
+        """Actions of one step, and what the policy carries on."""
+        if isinstance(self.policy, MemoryPolicy):
+            return self.policy.step(carry, (s - self.mean) / self.std, rewards, fresh)
+        return self(s), None

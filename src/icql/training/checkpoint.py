@@ -36,9 +36,7 @@ class Checkpoints:
 
     def restore(self, step: int, like: Any) -> Any:
         """Read the states saved at `step` into the shape of `like`."""
-        leaves = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), _leaves(like)
-        )
+        leaves = jax.eval_shape(lambda: _leaves(like))
         try:
             stored = self._manager.restore(step, args=ocp.args.StandardRestore(leaves))
         except (ValueError, KeyError, FileNotFoundError) as error:

@@ -49,13 +49,14 @@ class Loop:
         self, inputs: tuple[DeviceData, PRNGKeyArray, Array, Array], states: Any
     ) -> tuple[Any, dict[str, Array]]:
         data, streams, begin, end = inputs
+        rows = self.algorithm.settings.batch_size * self.algorithm.needs.batches
 
         def one_seed(state: Any, stream: PRNGKeyArray) -> tuple[Any, dict[str, Array]]:
             arrays, static = eqx.partition(state, eqx.is_array)
 
             def update(step: Array, arrays: Any) -> tuple[Any, dict[str, Array]]:
                 sample_key, update_key = jax.random.split(jax.random.fold_in(stream, step))
-                batch = data.sample(sample_key, self.algorithm.settings.batch_size)
+                batch = data.sample(sample_key, rows)
                 state, metrics = self.algorithm.update(
                     eqx.combine(arrays, static), batch, update_key
                 )

@@ -65,7 +65,7 @@ def run_training(
     spec = Spec(data.observation_dim, data.action_dim, plan.run.steps)
     algorithm = make_algorithm(plan.algo, plan.settings, spec)
     neighbours = find_contexts(algorithm, data, display)
-    device_data = to_device(data, normaliser, neighbours)
+    device_data = to_device(data, normaliser, neighbours, length=algorithm.needs.length)
     session = _Session(plan, algorithm, device_data, folder, normaliser, display)
     try:
         result = session.finish(session.train(resume=resume), data)

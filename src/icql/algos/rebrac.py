@@ -1,0 +1,168 @@
+"""ReBRAC: behaviour regularisation in the actor and in the critic, global or local.
+
+Tarasov et al. 2023, "Revisiting the Minimalist Approach to Offline Reinforcement Learning". With
+`critic = local` every Q below is Q̂(s, a | Ω_s).
+
+    ã' = clip(π̄(s') + clip(ε, −c, c), −1, 1),  ε ~ N(0, σ²)
+    Q:  min E Σ_i (y − Q_i(s, a))²,
+        y = r + γ(1−done) (min_i Q̄_i(s', ã') − β₂ ‖ã' − a'‖²)               ReBRAC eq. 4
+    π:  max E [min_i Q_i(s, π(s)) / E|min_i Q_i| − β₁ ‖π(s) − a‖²]           ReBRAC eq. 3
+
+a' is the data's own next action. The design that the paper revisits are settings' defaults: three
+hidden layers, LayerNorm in the critic, large batches. Our networks start orthogonal; the official
+ones with PyTorch's uniform weights. One update is `policy_delay` critic steps, then one step of
+the policy and of both targets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PRNGKeyArray
+
+from icql.algos.actor_critic import (
+    DelayedSettings,
+    at_least,
+    critic_optimiser,
+    needs_of,
+    q_by_layer,
+    q_critics,
+)
+from icql.algos.base import Batch, Metrics, Needs, Spec
+from icql.algos.optimise import Trained, adam, descend, follow, start
+from icql.losses import bellman_target, rebrac_value, smoothed_action, td3bc_actor_loss
+from icql.nn.critics import Critics
+from icql.nn.policies import DeterministicPolicy
+
+
+@dataclass(frozen=True)
+class ReBRACSettings(DelayedSettings):
+    """ReBRAC's settings; the defaults are the official MuJoCo ones, the two weights per task."""
+
+    actor_bc: float = 0.05
+    """β₁, the weight of cloning in the actor."""
+    critic_bc: float = 0.01
+    """β₂, the penalty on the target policy's distance from the data's next action."""
+    normalise_q: bool = True
+    """Divide Q by its mean size in the actor's loss."""
+    layer_norm: bool = True
+    """LayerNorm in the critics (a local critic's features always have it)."""
+    hidden: tuple[int, ...] = (256, 256, 256)
+    """Hidden layers of every network."""
+    batch_size: int = 1024
+    """Transitions per gradient step."""
+    critic_learning_rate: float = 1e-3
+    """Adam's learning rate for the critics."""
+    policy_learning_rate: float = 1e-3
+    """Adam's learning rate for the policy."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "actor_bc", 0)
+        at_least(self, "critic_bc", 0)
+
+
+class ReBRACState(eqx.Module):
+    """Everything that training changes."""
+
+    q: Trained[Critics]
+    q_target: Critics
+    pi: Trained[DeterministicPolicy]
+    pi_target: DeterministicPolicy
+
+
+@dataclass(frozen=True)
+class ReBRAC:
+    """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
+
+    settings: ReBRACSettings
+    spec: Spec
+
+    @property
+    def needs(self) -> Needs:
+        """One batch per critic step; contexts for a local critic."""
+        return needs_of(self.settings, self.settings.policy_delay)
+
+    def init(self, key: PRNGKeyArray) -> ReBRACState:
+        """Fresh critics and policy, and their targets."""
+        s, spec = self.settings, self.spec
+        q_key, pi_key = jax.random.split(key)
+        q = q_critics(s, spec, q_key, layer_norm=s.layer_norm)
+        pi = DeterministicPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
+        return ReBRACState(
+            start(q, critic_optimiser(s)), q, start(pi, self._policy_optimiser()), pi
+        )
+
+    def update(
+        self, state: ReBRACState, batch: Batch, key: PRNGKeyArray
+    ) -> tuple[ReBRACState, Metrics]:
+        """`policy_delay` steps on Q, one on the policy, then both targets follow."""
+        s = self.settings
+
+        def critic_step(
+            q: Trained[Critics], inputs: tuple[Batch, PRNGKeyArray]
+        ) -> tuple[Trained[Critics], Metrics]:
+            batch, key = inputs
+            query = batch.query
+            noise_key, q_key = jax.random.split(key)
+            noise = jax.random.normal(noise_key, query.a.shape)
+            a_next = smoothed_action(
+                state.pi_target(query.s_next), noise, s.policy_noise, s.noise_limit
+            )
+            q_next = state.q_target.at(query.s_next, batch.context_next)(a_next).min(0)
+            v_next = rebrac_value(q_next, a_next - query.a_next, s.critic_bc)
+            y = bellman_target(query.r, query.mask, v_next, s.discount)
+
+            def critic_loss(q: Critics) -> tuple[Array, Metrics]:
+                values = q.at(query.s, batch.context, key=q_key)(query.a, key=q_key)
+                extras = {"q": values.mean(), "td_error": jnp.abs(y - values).mean()}
+                return ((y - values) ** 2).mean(-1).sum(), extras
+
+            q, loss, extras = descend(q, critic_optimiser(s), critic_loss)
+            return q, {"critic_loss": loss, **extras}
+
+        batches = batch.split(s.policy_delay)
+        q, metrics = jax.lax.scan(
+            critic_step, state.q, (batches, jax.random.split(key, s.policy_delay))
+        )
+
+        last = jax.tree.map(lambda x: x[-1], batches)
+        at_s = q.model.at(last.query.s, last.context)
+
+        def policy_loss(pi: DeterministicPolicy) -> tuple[Array, Array]:
+            a = pi(last.query.s)
+            difference = a - last.query.a
+            form = "retuned" if s.normalise_q else "paper"  # β₁ on cloning; Q normalised or raw
+            loss = td3bc_actor_loss(at_s(a).min(0), difference, s.actor_bc, form)
+            return loss, (difference**2).mean()
+
+        pi, pi_loss, cloning_error = descend(state.pi, self._policy_optimiser(), policy_loss)
+        metrics = {
+            **jax.tree.map(jnp.mean, metrics),
+            "policy_loss": pi_loss,
+            "cloning_error": cloning_error,
+            "max_preconditioner": q.model.max_preconditioner(),
+        }
+        q_target = follow(state.q_target, q.model, s.target_rate)
+        pi_target = follow(state.pi_target, pi.model, s.target_rate)
+        return ReBRACState(q, q_target, pi, pi_target), metrics
+
+    def policy(self, state: ReBRACState) -> DeterministicPolicy:
+        """Return the policy as trained so far."""
+        return state.pi.model
+
+    def critic(self, state: ReBRACState) -> Critics:
+        """Return the Q critics as trained so far."""
+        return state.q.model
+
+    def diagnose(self, state: ReBRACState, batch: Batch) -> dict[str, Any]:
+        """Mean Q̂ after every layer of the first critic (local linear critics only)."""
+        return q_by_layer(self.settings, state.q.model, batch)
+
+    def _policy_optimiser(self) -> optax.GradientTransformation:
+        return adam(self.settings.policy_learning_rate)

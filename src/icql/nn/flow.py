@@ -1,0 +1,73 @@
+"""Flow policies: noise is carried to an action along a learned velocity field.
+
+FQL (Park et al. 2025): x_0 = z ~ N(0, I), dx/dt = v(s, x, t), the action is x_1; ten Euler steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from icql.nn.mlp import MLP
+
+
+class Flow(eqx.Module):
+    """v(s, x, t), and the actions it leads to."""
+
+    net: MLP
+    steps: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        observation_dim: int,
+        action_dim: int,
+        hidden: Sequence[int],
+        *,
+        steps: int,
+        key: PRNGKeyArray,
+    ) -> None:
+        self.net = MLP(
+            observation_dim + action_dim + 1,
+            hidden,
+            action_dim,
+            activation="gelu",
+            final_gain=0.1,
+            key=key,
+        )
+        self.steps = steps
+
+    def velocity(
+        self, s: Float[Array, "... obs"], x: Float[Array, "... act"], t: Float[Array, "... 1"]
+    ) -> Float[Array, "... act"]:
+        """v(s, x, t) at time t in [0, 1]."""
+        return self.net(jnp.concatenate([s, x, t], -1))
+
+    def act(
+        self, s: Float[Array, "... obs"], noise: Float[Array, "... act"]
+    ) -> Float[Array, "... act"]:
+        """Where Euler's method takes `noise` in `steps` steps, clipped to the action box."""
+
+        def euler(i: Array, x: Array) -> Array:
+            t = jnp.full((*x.shape[:-1], 1), i / self.steps, x.dtype)
+            return x + self.velocity(s, x, t) / self.steps
+
+        return jnp.clip(jax.lax.fori_loop(0, self.steps, euler, noise), -1, 1)
+
+
+def noise_of_state(
+    s: Float[Array, "rows obs"], shape: tuple[int, ...]
+) -> Float[Array, "rows *shape"]:
+    """Standard normal noise of each row, drawn from a generator that is seeded by the state.
+
+    A flow policy is a random policy. Seeding its noise by the bits of the state makes evaluation
+    repeat exactly and independent of how episodes are batched, without a key to pass around.
+    """
+    bits = jax.lax.bitcast_convert_type(s.astype(jnp.float32), jnp.uint32)
+    factors = jax.random.bits(jax.random.key(0), (s.shape[-1],), jnp.uint32) | 1
+    seeds = (bits * factors).sum(-1, dtype=jnp.uint32)  # multiplicative hashing, modulo 2³²
+    keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(1), seed))(seeds)
+    return jax.vmap(lambda key: jax.random.normal(key, shape))(keys)

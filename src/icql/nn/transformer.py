@@ -1,0 +1,195 @@
+"""The Decision Transformer's network: a causal Transformer over (return-to-go, state, action).
+
+Chen et al. 2021, section 3. Each step of a trajectory gives three tokens, R̂_t, s_t, a_t, that
+share a learned embedding of the timestep t; the action is read off the state's token. With `cross`
+every block also attends to a retrieved sub-trajectory (RA-DT, Schmied et al. 2024, section 3.3).
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from icql.nn.mlp import MLP, LayerNorm, Linear, dropout
+
+
+class Trajectory(eqx.Module):
+    """K consecutive steps of one episode, for each of a batch; padding has `valid` False."""
+
+    to_go: Float[Array, "... k"]  # R̂_t: what is still to be earned, scaled
+    s: Float[Array, "... k obs"]
+    a: Float[Array, "... k act"]
+    timestep: Int[Array, "... k"]
+    valid: Bool[Array, "... k"]
+
+
+class Attention(eqx.Module):
+    """Softmax attention of tokens x to tokens y, several heads."""
+
+    query: Linear
+    key_value: Linear
+    out: Linear
+    heads: int = eqx.field(static=True)
+    dropout: float = eqx.field(static=True)
+
+    def __init__(self, width: int, heads: int, rate: float, *, key: PRNGKeyArray) -> None:
+        q_key, kv_key, out_key = jax.random.split(key, 3)
+        self.query = Linear(width, width, gain=1.0, key=q_key)
+        self.key_value = Linear(width, 2 * width, gain=1.0, key=kv_key)
+        self.out = Linear(width, width, gain=0.1, key=out_key)
+        self.heads, self.dropout = heads, rate
+
+    def __call__(
+        self,
+        x: Float[Array, "b t width"],
+        y: Float[Array, "b u width"],
+        allowed: Bool[Array, "b t u"],
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Float[Array, "b t width"]:
+        """`allowed` is True where a token of x may look at a token of y; nothing allowed adds 0."""
+        q, k, v = self.query(x), *jnp.split(self.key_value(y), 2, axis=-1)
+        q, k, v = (z.reshape(*z.shape[:2], self.heads, -1) for z in (q, k, v))
+        scores = jnp.einsum("bthd,buhd->bhtu", q, k) / q.shape[-1] ** 0.5
+        seen = allowed[:, None]
+        weights = jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1) * seen
+        weights = _drop(weights, self.dropout, key, 0)
+        attended = jnp.einsum("bhtu,buhd->bthd", weights, v).reshape(x.shape)
+        return _drop(self.out(attended), self.dropout, key, 1)
+
+
+class Block(eqx.Module):
+    """Pre-norm self-attention, cross-attention where there is one, feed-forward; all residual."""
+
+    norms: tuple[LayerNorm, ...]
+    attention: Attention
+    cross: Attention | None
+    forward: MLP
+    dropout: float = eqx.field(static=True)
+
+    def __init__(
+        self, width: int, heads: int, rate: float, *, cross: bool, key: PRNGKeyArray
+    ) -> None:
+        self_key, cross_key, forward_key = jax.random.split(key, 3)
+        self.norms = tuple(LayerNorm(width) for _ in range(3 if cross else 2))
+        self.attention = Attention(width, heads, rate, key=self_key)
+        self.cross = Attention(width, heads, rate, key=cross_key) if cross else None
+        self.forward = MLP(width, (4 * width,), width, final_gain=0.1, key=forward_key)
+        self.dropout = rate
+
+    def __call__(
+        self,
+        x: Float[Array, "b t width"],
+        allowed: Bool[Array, "b t t"],
+        retrieved: Float[Array, "b u width"] | None = None,
+        retrieved_valid: Bool[Array, "b u"] | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Float[Array, "b t width"]:
+        """Apply the block; every token may look at every valid retrieved one."""
+        self_key, cross_key, forward_key = (None,) * 3 if key is None else jax.random.split(key, 3)
+        normed = self.norms[0](x)
+        x = x + self.attention(normed, normed, allowed, key=self_key)
+        if self.cross is not None and retrieved is not None and retrieved_valid is not None:
+            visible = jnp.broadcast_to(
+                retrieved_valid[:, None], (*x.shape[:2], retrieved_valid.shape[1])
+            )
+            x = x + self.cross(self.norms[2](x), retrieved, visible, key=cross_key)
+        return x + _drop(self.forward(self.norms[1](x)), self.dropout, forward_key, 0)
+
+
+class DecisionTransformer(eqx.Module):
+    """Trajectories in, an action per step out; the action at t sees nothing after s_t."""
+
+    embed_to_go: Linear
+    embed_state: Linear
+    embed_action: Linear
+    embed_timestep: Float[Array, "timesteps width"]
+    norm: LayerNorm
+    blocks: tuple[Block, ...]
+    final_norm: LayerNorm
+    head: Linear
+    dropout: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        observation_dim: int,
+        action_dim: int,
+        *,
+        width: int,
+        layers: int,
+        heads: int,
+        timesteps: int,
+        rate: float,
+        cross: bool = False,
+        key: PRNGKeyArray,
+    ) -> None:
+        to_go, state, action, time, head, *blocks = jax.random.split(key, layers + 5)
+        self.embed_to_go = Linear(1, width, gain=1.0, key=to_go)
+        self.embed_state = Linear(observation_dim, width, gain=1.0, key=state)
+        self.embed_action = Linear(action_dim, width, gain=1.0, key=action)
+        self.embed_timestep = 0.02 * jax.random.normal(time, (timesteps, width))
+        self.norm, self.final_norm = LayerNorm(width), LayerNorm(width)
+        self.blocks = tuple(Block(width, heads, rate, cross=cross, key=k) for k in blocks)
+        self.head = Linear(width, action_dim, gain=0.1, key=head)
+        self.dropout = rate
+
+    def __call__(
+        self,
+        trajectory: Trajectory,
+        retrieved: Trajectory | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Float[Array, "b k act"]:
+        """The action of every step, in [-1, 1]; dropout is active only when a `key` is given."""
+        return jnp.tanh(self.head(self.hidden(trajectory, retrieved, key=key)))
+
+    def hidden(
+        self,
+        trajectory: Trajectory,
+        retrieved: Trajectory | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Float[Array, "b k width"]:
+        """The state tokens after the last block."""
+        x = _drop(self._tokens(trajectory), self.dropout, key, 0)
+        allowed = causal_mask(trajectory.valid)
+        memory = None if retrieved is None else self._tokens(retrieved)
+        memory_valid = None if retrieved is None else jnp.repeat(retrieved.valid, 3, axis=-1)
+        for i, block in enumerate(self.blocks, start=1):
+            block_key = None if key is None else jax.random.fold_in(key, i)
+            x = block(x, allowed, memory, memory_valid, key=block_key)
+        return self.final_norm(x)[:, 1::3]
+
+    def embedding(self, trajectory: Trajectory) -> Float[Array, "b width"]:
+        """Mean of the valid state tokens, of length 1: what RA-DT retrieves by (section 3.2)."""
+        weight = trajectory.valid[..., None].astype(jnp.float32)
+        mean = (self.hidden(trajectory) * weight).sum(1) / jnp.maximum(weight.sum(1), 1)
+        return mean / jnp.maximum(jnp.linalg.norm(mean, axis=-1, keepdims=True), 1e-6)
+
+    def _tokens(self, t: Trajectory) -> Float[Array, "b 3k width"]:
+        """(R̂_1, s_1, a_1, R̂_2, …), each with the embedding of its timestep."""
+        time = self.embed_timestep[jnp.minimum(t.timestep, len(self.embed_timestep) - 1)]
+        kinds = [
+            self.embed_to_go(t.to_go[..., None]) + time,
+            self.embed_state(t.s) + time,
+            self.embed_action(t.a) + time,
+        ]
+        tokens = jnp.stack(kinds, axis=2)
+        return self.norm(tokens.reshape(tokens.shape[0], -1, tokens.shape[-1]))
+
+
+def causal_mask(valid: Bool[Array, "b k"]) -> Bool[Array, "b 3k 3k"]:
+    """True where a token may look: at itself and at earlier tokens that are not padding."""
+    tokens = jnp.repeat(valid, 3, axis=-1)
+    count = tokens.shape[-1]
+    return jnp.tril(jnp.ones((count, count), bool)) & tokens[:, None]
+
+
+def _drop(x: Array, rate: float, key: PRNGKeyArray | None, stream: int) -> Array:
+    """Dropout where a key is given; `stream` tells apart uses of the same key."""
+    if key is None or rate == 0:
+        return x
+    return dropout(x, rate, key=jax.random.fold_in(key, stream))

@@ -1,0 +1,203 @@
+"""Whole runs: they learn, they repeat to the bit, and a kill loses nothing but time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pendulum
+import pytest
+
+import icql
+from icql.training.run_folder import RunFolder
+
+TINY = {
+    "batch_size": 32,
+    "hidden": [32, 32],
+    "context.k": 5,
+    "local.layers": 4,
+    "local.features": 16,
+}
+OPTIONS = [
+    *("--batch-size", "32", "--hidden", "32", "32", "--context.k", "5"),
+    *("--local.layers", "4", "--local.features", "16", "--log-every", "50"),
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pendulum.register()
+    return pendulum.make_data(tmp_path_factory.mktemp("data") / "pendulum.npz")
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    return icql.train(
+        task="pendulum-test",
+        dataset=str(data),
+        steps=1500,
+        seeds=2,
+        out=tmp_path_factory.mktemp("runs") / "trained",
+        settings={**TINY, "policy_dropout": 0.0, "data.reward_scale": 0.01},
+        run={"evaluate_every": 750, "episodes": 5},
+        quiet=True,
+    )
+
+
+def test_training_beats_the_untrained_policy(trained, data, tmp_path):
+    untrained = icql.train(
+        task="pendulum-test",
+        dataset=str(data),
+        steps=1,
+        seeds=2,
+        out=tmp_path / "untrained",
+        settings=TINY,
+        run={"episodes": 5},
+        quiet=True,
+    )
+    assert trained["score"]["mean"] > 3 * untrained["score"]["mean"] + 10
+    assert trained["score"]["mean"] > 0.8 * trained["behaviour_score"]
+
+
+def test_the_run_folder_holds_everything(trained):
+    folder = RunFolder.open(trained["run"])
+    for name in (
+        "run.json",
+        "metrics.jsonl",
+        "policy.safetensors",
+        "critic.safetensors",
+        "result.json",
+        "plots/score.png",
+        "plots/q_by_layer.png",
+        "plots/state_map.png",
+    ):
+        assert (folder.path / name).stat().st_size > 0, name
+    assert any((folder.path / "tensorboard").iterdir())
+    assert json.loads(folder.result_path.read_text()) == trained
+    kinds = [row["kind"] for row in folder.rows()]
+    assert kinds.count("evaluation") == 2
+    assert folder.manifest["data_hash"] == trained["data_hash"]
+    assert folder.manifest["versions"]["mujoco"]
+
+
+def test_final_and_best_scores_stand_apart(trained):
+    score = trained["score"]
+    assert score["mean"] == pytest.approx(np.mean(score["per_seed"]))
+    assert np.shape(score["returns"]) == (2, 5)
+    assert score["best"]["mean"] >= score["mean"]
+
+
+def test_loaded_policy_and_critic(trained, data):
+    transitions = icql.load_dataset(data, task="pendulum-test")
+    policy = icql.load_policy(trained["run"])
+    actions = policy.act(transitions.states[:7])
+    assert actions.shape == (7, 1)
+    assert np.abs(actions).max() <= 1
+    np.testing.assert_allclose(policy.act(transitions.states[0]), actions[0], rtol=1e-5)
+    assert not np.allclose(actions, policy.act(transitions.states[:7], seed=1))
+    with pytest.raises(icql.UserError, match="no seed 9"):
+        policy.act(transitions.states[:7], seed=9)
+    with pytest.raises(icql.UserError, match="observations"):
+        policy.act(np.zeros((2, 3)))
+
+    critic = icql.load_critic(trained["run"])
+    q = critic.q(transitions.states[:7], transitions.actions[:7])
+    trace = critic.trace(transitions.states[:7], transitions.actions[:7])
+    assert trace.shape == (4, 7)
+    np.testing.assert_allclose(trace[-1], q, rtol=1e-3)
+    rows, distances = critic.neighbours(transitions.states[:7])
+    assert rows.shape == distances.shape == (7, 5)
+    np.testing.assert_allclose(distances[:, 0], 0, atol=1e-9)
+
+
+def test_evaluation_repeats_from_its_seed(trained):
+    policy = icql.load_policy(trained["run"])
+    first, again, other = (policy.evaluate(episodes=3, seed=s) for s in (1, 1, 2))
+    np.testing.assert_array_equal(first[0].returns, again[0].returns)
+    assert len(other) == len(policy.seeds)
+
+
+def run_cli(*arguments: str, cache: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "ICQL_CACHE": str(cache)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "icql", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> dict:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def test_killed_run_resumes_to_the_same_bits(data, tmp_path):
+    """Two processes with one seed agree, and so does a third that was killed on the way."""
+
+    def start(out: Path, *more: str) -> subprocess.Popen[str]:
+        options = ["--steps", "600", "--episodes", "0", "--checkpoint-every", "100", *OPTIONS]
+        arguments = ["train", "--dataset", str(data), "--out", str(out), "--json", *options, *more]
+        return run_cli(*arguments, cache=tmp_path / "cache")
+
+    whole = finish(start(tmp_path / "whole"))
+    killed_out = tmp_path / "killed"
+    process = start(killed_out)
+    deadline = time.monotonic() + 120
+    while not list(killed_out.glob("checkpoints/[1-9]00")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (killed_out / "result.json").exists()
+
+    resumed = finish(run_cli("train", "--resume", "--out", str(killed_out), "--json", cache=tmp_path))
+    assert resumed["parameter_hash"] == whole["parameter_hash"]
+    steps = [row["step"] for row in RunFolder.open(killed_out).rows() if row["kind"] == "train"]
+    assert steps == list(range(50, 601, 50))
+
+    other = finish(start(tmp_path / "other", "--seed", "1"))
+    assert other["parameter_hash"] != whole["parameter_hash"]
+
+
+def test_resume_refuses_other_data_and_other_settings(trained, data, tmp_path):
+    changed = pendulum.make_data(tmp_path / "changed.npz", steps=500, seed=1)
+    run = json.loads((Path(trained["run"]) / "run.json").read_text())
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "run.json").write_text(json.dumps({**run, "dataset": str(changed)}))
+    with pytest.raises(icql.UserError, match="other data"):
+        icql.train(resume=True, out=copy, quiet=True)
+    with pytest.raises(icql.UserError, match="expectile"):
+        icql.train(resume=True, out=trained["run"], settings={"expectile": 0.8}, quiet=True)
+
+
+def test_divergence_is_named(data, tmp_path):
+    with pytest.raises(icql.UserError, match="diverged"):
+        icql.train(
+            dataset=str(data),
+            steps=60,
+            out=tmp_path / "run",
+            settings={**TINY, "local.c_scale": 1e12, "local.layers": 8},
+            run={"episodes": 0},
+            quiet=True,
+        )
+
+
+def test_without_a_task_there_is_no_score(data, tmp_path):
+    result = icql.train(
+        "bc", dataset=str(data), steps=5, out=tmp_path / "run", settings={"hidden": [8]}, quiet=True
+    )
+    assert result["score"] is None
+    with pytest.raises(icql.UserError, match="no task"):
+        icql.load_policy(tmp_path / "run").evaluate()
+    with pytest.raises(icql.UserError, match="no critic"):
+        icql.load_critic(tmp_path / "run")

@@ -11,7 +11,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 @pytest.fixture(autouse=True)
-def private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def private_cache(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No test reads or writes the user's cache."""
     monkeypatch.setenv("ICQL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import pendulum
 import pytest
 
+import pendulum
 from icql import __version__
 from icql.cli import main
 

@@ -101,9 +101,7 @@ def test_many_layers_converge_to_lstd():
     phi = rng.normal(size=(60, 4))
     phi_next = 0.5 * phi + 0.1 * rng.normal(size=(60, 4))
     rewards, mask = rng.normal(size=60), (rng.random(60) > 0.1).astype(float)
-    lstd = np.linalg.solve(
-        phi.T @ (phi - DISCOUNT * mask[:, None] * phi_next), phi.T @ rewards
-    )
+    lstd = np.linalg.solve(phi.T @ (phi - DISCOUNT * mask[:, None] * phi_next), phi.T @ rewards)
     C = np.tile(0.5 * np.eye(4), (400, 1, 1))
     weights = icql.local_weights(phi, phi_next, rewards, C, discount=DISCOUNT, mask=mask)
     np.testing.assert_allclose(weights[-1], lstd, rtol=1e-9)

@@ -14,12 +14,11 @@ from icql.algos.sac import (
     SAC,
     SACSettings,
     SACState,
-    actor_loss,
     critic_loss,
     critic_target,
-    temperature_loss,
 )
 from icql.errors import UserError
+from icql.losses import soft_actor_loss, temperature_loss
 
 OBS, ACT, B = 3, 2, 5
 
@@ -43,7 +42,7 @@ def test_losses_by_hand() -> None:
         0.5 * (1 + 1) / 2 + 0.5 * (0 + 4) / 2
     )
     # min over critics: 0 and 2
-    assert actor_loss(q, jnp.array([-1.0, 3.0]), jnp.array(0.5)) == pytest.approx(
+    assert soft_actor_loss(q, jnp.array([-1.0, 3.0]), jnp.array(0.5)) == pytest.approx(
         ((-0.5 - 0) + (1.5 - 2)) / 2
     )
     log_alpha = jnp.log(0.2)
@@ -137,8 +136,8 @@ def test_one_update_equals_numpy() -> None:
         jnp.zeros((B, ACT)),
         jnp.array([1.0, 0.0, 1.0, 1.0, 0.0]),
     )
-    sac, key = SAC(settings), jax.random.key(7)
-    state = sac.init(jax.random.key(0), Spec(OBS, ACT, 0))
+    sac, key = SAC(settings, Spec(OBS, ACT, 0)), jax.random.key(7)
+    state = sac.init(jax.random.key(0))
     hand = ByHand(settings, state, t, key)
     new, metrics = jax.jit(sac.update)(state, Batch(t), key)
 
@@ -148,7 +147,7 @@ def test_one_update_equals_numpy() -> None:
     for ours, theirs in zip(linear(new.critics.members.net.layers[0]), hand.critics, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     # the actor sees the critics after their step
-    assert metrics["actor_loss"] == pytest.approx(hand.actor_loss(hand.policy), rel=1e-4)
+    assert metrics["policy_loss"] == pytest.approx(hand.actor_loss(hand.policy), rel=1e-4)
     policy = hand.first_adam_step(hand.actor_loss, hand.policy)
     for ours, theirs in zip(linear(new.policy.net.layers[0]), policy, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
@@ -164,8 +163,8 @@ def test_one_update_equals_numpy() -> None:
 
 def test_it_learns_the_best_action_and_keeps_its_entropy() -> None:
     """One-step episodes with reward −20 (a − ½)²: the mean goes to ½, the entropy to −1."""
-    sac = SAC(SACSettings(hidden=(16,), learning_rate=1e-2, batch_size=64))
-    state = sac.init(jax.random.key(0), Spec(1, 1, 0))
+    sac = SAC(SACSettings(hidden=(16,), learning_rate=1e-2, batch_size=64), Spec(1, 1, 0))
+    state = sac.init(jax.random.key(0))
 
     def update(state: SACState, key: jax.Array) -> tuple[SACState, jax.Array]:
         data_key, key = jax.random.split(key)

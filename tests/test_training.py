@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pendulum
 import pytest
 
 import icql
+import pendulum
 from icql.training.run_folder import RunFolder
 
 TINY = {
@@ -159,7 +159,9 @@ def test_killed_run_resumes_to_the_same_bits(data, tmp_path):
     process.communicate()
     assert not (killed_out / "result.json").exists()
 
-    resumed = finish(run_cli("train", "--resume", "--out", str(killed_out), "--json", cache=tmp_path))
+    resumed = finish(
+        run_cli("train", "--resume", "--out", str(killed_out), "--json", cache=tmp_path)
+    )
     assert resumed["parameter_hash"] == whole["parameter_hash"]
     steps = [row["step"] for row in RunFolder.open(killed_out).rows() if row["kind"] == "train"]
     assert steps == list(range(50, 601, 50))

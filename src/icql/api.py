@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from icql.algos.registry import PresetName, RunSettings, get_algorithm, override, resolve_preset
+from icql.algos.registry import (
+    PresetName,
+    RunSettings,
+    check_offline,
+    get_algorithm,
+    override,
+    resolve_preset,
+)
 from icql.data import Task, get_task, load_dataset
 from icql.data.tasks import find_task
 from icql.errors import UserError
@@ -44,6 +51,7 @@ def make_request(
     """Resolve task, dataset and preset from what was given."""
     if seeds < 1:
         raise UserError("must be at least 1.", where="seeds")
+    check_offline(algo)
     dataset = dataset or task or DEFAULT_DATASET
     named: Task | None = get_task(task) if task is not None else find_task(dataset)
     chosen = resolve_preset(algo, preset, None if named is None else named.name)

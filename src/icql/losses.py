@@ -43,8 +43,15 @@ def normalised_q(q: Float[Array, " batch"]) -> Float[Array, " batch"]:
 def smoothed_action(
     a: Float[Array, "... act"], noise: Float[Array, "... act"], spread: float, limit: float
 ) -> Float[Array, "... act"]:
-    """clip(a + clip(spread · noise, ±limit), ±1): TD3's target policy smoothing (eq. 14–15)."""
+    """clip(a + clip(spread · noise, ±limit), ±1): TD3's target policy smoothing."""
     return jnp.clip(a + jnp.clip(spread * noise, -limit, limit), -1, 1)
+
+
+def cloning_actor_loss(
+    q: Float[Array, " batch"], difference: Float[Array, "batch act"], weight: float
+) -> Float[Array, ""]:
+    """E[−Q(s, π(s)) + weight · ‖π(s) − a‖²], `difference` being π(s) − a (ReBRAC's actor)."""
+    return (weight * (difference**2).sum(-1) - q).mean()
 
 
 def td3bc_actor_loss(
@@ -63,15 +70,15 @@ def td3bc_actor_loss(
         case "original":
             return -weight * normalised_q(q).mean() + (difference**2).mean()
         case "retuned":
-            return -normalised_q(q).mean() + weight * (difference**2).sum(-1).mean()
+            return cloning_actor_loss(normalised_q(q), difference, weight)
         case "paper":
-            return -q.mean() + weight * (difference**2).sum(-1).mean()
+            return cloning_actor_loss(q, difference, weight)
 
 
 def rebrac_value(
     q_next: Float[Array, " batch"], difference: Float[Array, "batch act"], weight: float
 ) -> Float[Array, " batch"]:
-    """min_i Q̄_i(s', ã') − β₂ ‖ã' − a'‖², with a' of the data (ReBRAC eq. 4)."""
+    """min_i Q̄_i(s', ã') − β₂ ‖ã' − a'‖², with a' of the data (ReBRAC's critic)."""
     return q_next - weight * (difference**2).sum(-1)
 
 
@@ -81,7 +88,7 @@ def conservative_gap(
     log_density: Float[Array, "samples batch"],
     temperature: float,
 ) -> Float[Array, "critics batch"]:
-    """log Σ_a exp(Q(s, a)) − Q(s, a_data): what CQL(H) pushes down (CQL eq. 4, appendix F).
+    """log Σ_a exp(Q(s, a)) − Q(s, a_data): what CQL(H) pushes down (CQL eq. 4).
 
     The sum over all actions is estimated from samples, each divided by the density it was drawn
     with; `temperature` sharpens it to the maximum as it goes to 0. As in the official code the
@@ -109,7 +116,9 @@ def dmg_actor_loss(
 
 
 def soft_actor_loss(
-    q: Float[Array, "critics batch"], log_prob: Float[Array, " batch"], temperature: Float[Array, ""]
+    q: Float[Array, "critics batch"],
+    log_prob: Float[Array, " batch"],
+    temperature: Float[Array, ""],
 ) -> Float[Array, ""]:
     """E [α log π(ã|s) − min_i Q_i(s, ã)]  (SAC eq. 7)."""
     return (temperature * log_prob - q.min(0)).mean()
@@ -120,3 +129,36 @@ def temperature_loss(
 ) -> Float[Array, ""]:
     """E [−α log π(ã|s) − α H̄]  (SAC eq. 18); α = exp(log α) stays positive."""
     return -(jnp.exp(log_temperature) * (log_prob + target_entropy)).mean()
+
+
+def flow_point(
+    noise: Float[Array, "... act"], a: Float[Array, "... act"], t: Float[Array, "... 1"]
+) -> Float[Array, "... act"]:
+    """x_t = (1 − t) z + t a: the straight path from noise to the logged action (FQL eq. 6)."""
+    return (1 - t) * noise + t * a
+
+
+def flow_matching(
+    velocity: Float[Array, "... act"], noise: Float[Array, "... act"], a: Float[Array, "... act"]
+) -> Float[Array, "... act"]:
+    """(v − (a − z))² of each entry: the velocity of the straight path is a − z (FQL eq. 6)."""
+    return (velocity - (a - noise)) ** 2
+
+
+def chunk_target(
+    r: Float[Array, "batch h"],
+    mask: Float[Array, "batch h"],
+    v_next: Float[Array, " batch"],
+    discount: float,
+) -> Float[Array, " batch"]:
+    """y = Σ_{i<h} γ^i r_{t+i} + γ^h (1 − done) V(s_{t+h}): an h-step target (QC eq. 5).
+
+    The rewards and masks of one chunk; `mask` of its last step is 1 − done.
+    """
+    h = r.shape[-1]
+    return (discount ** jnp.arange(h) * r).sum(-1) + discount**h * mask[..., -1] * v_next
+
+
+def masked_mean(loss: Float[Array, "batch ..."], valid: Array) -> Float[Array, ""]:
+    """Mean over the whole batch of a loss that counts only where `valid` (QC's convention)."""
+    return (loss * valid).mean()

@@ -60,6 +60,26 @@ def adam(
     return optax.chain(*parts)
 
 
+def adamw(
+    learning_rate: float,
+    *,
+    weight_decay: float,
+    clip: float,
+    warmup: int,
+    cosine_steps: int | None = None,
+) -> optax.GradientTransformation:
+    """AdamW as Transformers are trained: clipped, with a linear warm-up, then flat or a cosine."""
+    rise = optax.linear_schedule(learning_rate / warmup, learning_rate, warmup - 1)
+    if cosine_steps is None:
+        rate = rise
+    else:
+        fall = optax.cosine_decay_schedule(learning_rate, max(cosine_steps - warmup, 1))
+        rate = optax.join_schedules([rise, fall], [warmup])
+    return optax.chain(
+        optax.clip_by_global_norm(clip), optax.adamw(rate, weight_decay=weight_decay)
+    )
+
+
 def _scale_preconditioners(factor: float) -> optax.GradientTransformation:
     """Multiply the updates of every leaf called C: it learns at a pace of its own."""
 

@@ -5,12 +5,12 @@ Tarasov et al. 2023, "Revisiting the Minimalist Approach to Offline Reinforcemen
 
     ã' = clip(π̄(s') + clip(ε, −c, c), −1, 1),  ε ~ N(0, σ²)
     Q:  min E Σ_i (y − Q_i(s, a))²,
-        y = r + γ(1−done) (min_i Q̄_i(s', ã') − β₂ ‖ã' − a'‖²)               ReBRAC eq. 4
-    π:  max E [min_i Q_i(s, π(s)) / E|min_i Q_i| − β₁ ‖π(s) − a‖²]           ReBRAC eq. 3
+        y = r + γ(1−done) (min_i Q̄_i(s', ã') − β₂ ‖ã' − a'‖²)               critic penalty
+    π:  max E [min_i Q_i(s, π(s)) / E|min_i Q_i| − β₁ ‖π(s) − a‖²]           actor penalty
 
-a' is the data's own next action. The design that the paper revisits are settings' defaults: three
-hidden layers, LayerNorm in the critic, large batches. Our networks start orthogonal; the official
-ones with PyTorch's uniform weights. One update is `policy_delay` critic steps, then one step of
+a' is the data's own next action. What the paper revisits is in the defaults: three hidden
+layers, LayerNorm in the critic, large batches. Our networks start orthogonal; the official ones
+with PyTorch's uniform weights. One update is `policy_delay` critic steps, then one step of
 the policy and of both targets.
 """
 
@@ -35,7 +35,13 @@ from icql.algos.actor_critic import (
 )
 from icql.algos.base import Batch, Metrics, Needs, Spec
 from icql.algos.optimise import Trained, adam, descend, follow, start
-from icql.losses import bellman_target, rebrac_value, smoothed_action, td3bc_actor_loss
+from icql.losses import (
+    bellman_target,
+    cloning_actor_loss,
+    normalised_q,
+    rebrac_value,
+    smoothed_action,
+)
 from icql.nn.critics import Critics
 from icql.nn.policies import DeterministicPolicy
 
@@ -137,8 +143,9 @@ class ReBRAC:
         def policy_loss(pi: DeterministicPolicy) -> tuple[Array, Array]:
             a = pi(last.query.s)
             difference = a - last.query.a
-            form = "retuned" if s.normalise_q else "paper"  # β₁ on cloning; Q normalised or raw
-            loss = td3bc_actor_loss(at_s(a).min(0), difference, s.actor_bc, form)
+            q_pi = at_s(a).min(0)
+            q_pi = normalised_q(q_pi) if s.normalise_q else q_pi
+            loss = cloning_actor_loss(q_pi, difference, s.actor_bc)
             return loss, (difference**2).mean()
 
         pi, pi_loss, cloning_error = descend(state.pi, self._policy_optimiser(), policy_loss)

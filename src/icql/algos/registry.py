@@ -11,7 +11,12 @@ from typing import Any, Literal, TypeVar, get_args
 
 from icql.algos.base import Algorithm, Spec
 from icql.algos.bc import BC, BCSettings
+from icql.algos.cql import CQL, CQLSettings
+from icql.algos.dmg import DMG, DMGSettings
 from icql.algos.iql import IQL, IQLSettings
+from icql.algos.rebrac import ReBRAC, ReBRACSettings
+from icql.algos.sac import SAC, SACSettings
+from icql.algos.td3bc import TD3BC, TD3BCSettings
 from icql.errors import UserError, nearest
 
 PresetName = Literal["quick", "paper"]
@@ -28,6 +33,7 @@ class Entry:
     make: Any  # (settings, spec) → Algorithm
     settings: type[Any]
     paper: str
+    online: bool = False  # learns in an environment, not from logged data
 
 
 ALGORITHMS = {
@@ -36,6 +42,31 @@ ALGORITHMS = {
         Entry("icql", "IQL with a local in-context critic", IQL, IQLSettings, "Xu et al. 2026"),
         Entry("iql", "implicit Q-learning", IQL, IQLSettings, "Kostrikov et al. 2022"),
         Entry("bc", "behaviour cloning", BC, BCSettings, "CORL"),
+        Entry(
+            "icql-td3bc",
+            "TD3+BC with a local in-context critic",
+            TD3BC,
+            TD3BCSettings,
+            "Xu et al. 2026",
+        ),
+        Entry("td3bc", "TD3 with cloning", TD3BC, TD3BCSettings, "Fujimoto & Gu 2021"),
+        Entry("cql", "conservative Q-learning", CQL, CQLSettings, "Kumar et al. 2020"),
+        Entry(
+            "rebrac",
+            "TD3+BC, cloning in actor and critic",
+            ReBRAC,
+            ReBRACSettings,
+            "Tarasov et al. 2023",
+        ),
+        Entry("dmg", "doubly mild generalisation", DMG, DMGSettings, "Mao et al. 2024"),
+        Entry(
+            "sac",
+            "soft actor-critic, the online oracle",
+            SAC,
+            SACSettings,
+            "Haarnoja et al. 2018",
+            online=True,
+        ),
     )
 }
 
@@ -78,6 +109,16 @@ def get_algorithm(name: str) -> Entry:
             f"there is no algorithm {name!r}.", where="--algo", fix=nearest(name, list(ALGORITHMS))
         )
     return ALGORITHMS[name]
+
+
+def check_offline(name: str) -> None:
+    """Refuse an algorithm that does not learn from logged data."""
+    if get_algorithm(name).online:
+        raise UserError(
+            f"{name} learns online, by acting in an environment, not from logged data.",
+            where="--algo",
+            fix="Use `icql data collect`, which trains it and keeps its data and its critics.",
+        )
 
 
 def make_algorithm(name: str, settings: Any, spec: Spec) -> Algorithm[Any]:

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from icql.algos.base import Batch, DataSettings, Metrics, Needs, Spec
 from icql.errors import UserError
-from icql.losses import bellman_target
+from icql.losses import bellman_target, soft_actor_loss, temperature_loss
 from icql.nn.critics import Critics, LocalSettings, make_critics
 from icql.nn.policies import TanhGaussianPolicy
 
@@ -51,10 +51,10 @@ class SACSettings:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "batch_size", "initial_temperature"):
             if getattr(self, name) <= 0:
-                raise UserError("must be positive.", where=f"sac.{name}")
+                raise UserError("must be positive.", where=name)
         for name in ("discount", "target_rate"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError("must be in [0, 1].", where=f"sac.{name}")
+                raise UserError("must be in [0, 1].", where=name)
 
 
 class SACState(eqx.Module):
@@ -86,25 +86,12 @@ def critic_loss(q: Float[Array, "2 batch"], y: Float[Array, " batch"]) -> Float[
     return 0.5 * ((q - y) ** 2).mean(-1).sum()
 
 
-def actor_loss(
-    q: Float[Array, "2 batch"], log_prob: Float[Array, " batch"], temperature: Float[Array, ""]
-) -> Float[Array, ""]:
-    """E [α log π(ã|s) − min_i Q_i(s, ã)]  (eq. 7)."""
-    return (temperature * log_prob - q.min(0)).mean()
-
-
-def temperature_loss(
-    log_temperature: Float[Array, ""], log_prob: Float[Array, " batch"], target_entropy: float
-) -> Float[Array, ""]:
-    """E [−α log π(ã|s) − α H̄]  (eq. 18); α = exp(log α) stays positive."""
-    return -(jnp.exp(log_temperature) * (log_prob + target_entropy)).mean()
-
-
 @dataclass(frozen=True)
 class SAC:
-    """settings → init → update → policy, for online or logged transitions alike."""
+    """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`), learning online."""
 
-    settings: SACSettings = field(default_factory=SACSettings)
+    settings: SACSettings
+    spec: Spec
 
     @property
     def needs(self) -> Needs:
@@ -115,9 +102,9 @@ class SAC:
     def _adam(self) -> optax.GradientTransformation:
         return optax.adam(self.settings.learning_rate)
 
-    def init(self, key: PRNGKeyArray, spec: Spec) -> SACState:
+    def init(self, key: PRNGKeyArray) -> SACState:
         """Fresh networks; the target critics start as copies."""
-        s = self.settings
+        s, spec = self.settings, self.spec
         critic_key, policy_key = jax.random.split(key)
         critics = make_critics(
             "global",
@@ -162,12 +149,12 @@ class SAC:
 
         def of_policy(policy: TanhGaussianPolicy) -> tuple[Array, Array]:
             a, log_prob = policy.sample(t.s, key=actor_key)
-            return actor_loss(critics.at(t.s)(a), log_prob, alpha), log_prob
+            return soft_actor_loss(critics.at(t.s)(a), log_prob, alpha), log_prob
 
         (pi_loss, log_prob), grads = jax.value_and_grad(of_policy, has_aux=True)(state.policy)
         policy, policy_opt = self._step(grads, state.policy_opt, state.policy)
 
-        target_entropy = s.target_entropy_per_action * t.a.shape[-1]
+        target_entropy = s.target_entropy_per_action * self.spec.action_dim
         grads = jax.grad(temperature_loss)(state.log_temperature, log_prob, target_entropy)
         log_temperature, temperature_opt = self._step(
             grads, state.temperature_opt, state.log_temperature
@@ -176,7 +163,7 @@ class SAC:
         targets = optax.incremental_update(critics, state.targets, s.target_rate)
         metrics = {
             "critic_loss": q_loss,
-            "actor_loss": pi_loss,
+            "policy_loss": pi_loss,
             "q": q_mean,
             "temperature": alpha,
             "entropy": -log_prob.mean(),

@@ -4,12 +4,12 @@ Fujimoto & Gu 2021, "A Minimalist Approach to Offline Reinforcement Learning", o
 al. 2018). With `critic = local` every Q below is Q̂(s, a | Ω_s): ICQL-TD3+BC (the ICQL paper's
 appendix "ICQL Variants for TD3+BC").
 
-    ã' = clip(π̄(s') + clip(ε, −c, c), −1, 1),  ε ~ N(0, σ²)              TD3 eq. 14–15
+    ã' = clip(π̄(s') + clip(ε, −c, c), −1, 1),  ε ~ N(0, σ²)              TD3, target smoothing
     Q:  min E Σ_i (y − Q_i(s, a))²,  y = r + γ(1−done) min_i Q̄_i(s', ã')   TD3 alg. 1
     π:  one of three forms, by the setting `form`, with Q = Q_1 or min_i Q_i:
         original   max E [α Q_1(s, π(s)) / E|Q_1| − mean_j (π_j(s) − a_j)²]   TD3+BC eq. 3 and 5
         retuned    max E [min_i Q_i(s, π(s)) / E|min_i Q_i| − β ‖π(s) − a‖²]  ReBRAC's TD3+BC
-        paper      max E [Q_1(s, π(s)) − α ‖π(s) − a‖²]                       ICQL, eq. after loss_td3
+        paper      max E [Q_1(s, π(s)) − α ‖π(s) − a‖²]                       ICQL, appendix
 
 One update is `policy_delay` critic steps, then one step of the policy and of both targets: TD3's
 delay without a conditional.
@@ -86,9 +86,7 @@ class TD3BC:
         q_key, pi_key = jax.random.split(key)
         q = q_critics(s, spec, q_key)
         pi = DeterministicPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
-        return TD3BCState(
-            start(q, critic_optimiser(s)), q, start(pi, self._policy_optimiser()), pi
-        )
+        return TD3BCState(start(q, critic_optimiser(s)), q, start(pi, self._policy_optimiser()), pi)
 
     def update(
         self, state: TD3BCState, batch: Batch, key: PRNGKeyArray

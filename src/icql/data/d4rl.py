@@ -52,6 +52,29 @@ def read_d4rl(path: str | Path, task: Task | None = None) -> Steps:
     ).checked(source)
 
 
+def write_d4rl(path: str | Path, steps: Steps) -> None:
+    """Write steps in D4RL's layout, all or nothing.
+
+    D4RL's rules apply when it is read again: the very last row is then no transition.
+    """
+    from icql.files import atomic
+
+    steps = steps.checked(str(path))
+    arrays = {
+        "observations": steps.observations,
+        "actions": steps.actions,
+        "rewards": steps.rewards,
+        "terminals": steps.terminals,
+        "timeouts": steps.timeouts & ~steps.terminals,  # with both marks, D4RL sees a timeout
+        "next_observations": steps.next_observations,
+        "valid": steps.valid,
+    }
+    with atomic(Path(path)) as temporary, h5py.File(temporary, "w") as file:
+        for name, array in arrays.items():
+            if array is not None:
+                file.create_dataset(name, data=array, compression="gzip", compression_opts=1)
+
+
 def timeouts_by_limit(terminals: Bools, limit: int) -> Bools:
     """The steps (T,) that D4RL takes as timed out in a file that does not mark them.
 

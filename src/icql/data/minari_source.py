@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from icql.data import checks
-from icql.data.transitions import Steps
+from icql.data.npz import check_chain
+from icql.data.tasks import Task
+from icql.data.transitions import Bools, Floats, Steps
 from icql.errors import UserError
 
 
@@ -44,15 +48,117 @@ def read_minari(dataset_id_or_path: str | Path) -> Steps:
         raise _damaged(source, error) from error
 
 
-def _open(source: str) -> Any:
+def write_minari(dataset_id: str, steps: Steps, task: Task | None = None) -> None:
+    """Write steps as a new dataset of the local Minari folder, all or nothing.
+
+    Minari keeps the successor of an episode's last step. Where it was not recorded, the last
+    observation is repeated, which is what its transition is given here as well.
+    `steps.drop_last` has no place: see `icql.data.convert.without_last_rule`.
+
+    Raises:
+        UserError: if Minari is not installed, the id is taken or no id of a dataset, rows are
+            marked invalid, or successors inside an episode are not its next rows.
+    """
+    source = f"minari:{dataset_id}"
+    minari, collector = _minari(source), import_module("minari.data_collector")
+    spaces = import_module("gymnasium.spaces")
+    steps = steps.checked(source)
+    if steps.valid is not None and not steps.valid.all():
+        raise UserError(
+            f"{int((~steps.valid).sum()):,} rows are marked invalid, and Minari has no such mark.",
+            where=source,
+            fix="Convert to .npz, .hdf5 or .parquet instead.",
+        )
+    if steps.next_observations is not None:
+        check_chain(steps, source)
+    buffers = [
+        collector.EpisodeBuffer(
+            id=number,
+            observations=np.concatenate([steps.observations[rows], final]),
+            actions=steps.actions[rows],
+            rewards=steps.rewards[rows],
+            terminations=steps.terminals[rows],
+            truncations=_cut(steps.terminals[rows]),
+        )
+        for number, (rows, final) in enumerate(_episodes(steps))
+    ]
     try:
-        minari = import_module("minari")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Minari asks for an author, a code link, scores
+            minari.create_dataset_from_buffers(
+                dataset_id,
+                buffers,
+                env=None,
+                observation_space=_box(spaces, steps.observations),
+                action_space=_box(spaces, steps.actions),
+                description=None if task is None else f"Task: {task.name}",
+            )
+    except (OSError, ValueError) as error:
+        raise UserError(f"it cannot be written ({error}).", where=source) from error
+
+
+def fetch_minari(dataset_id: str) -> None:
+    """Fetch a remote Minari dataset into the local Minari folder.
+
+    Raises:
+        UserError: if Minari is not installed, or the server does not have or send the dataset.
+    """
+    source = f"minari:{dataset_id}"
+    try:
+        _minari(source).download_dataset(dataset_id)
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(
+            f"it cannot be fetched ({error}).",
+            where=source,
+            fix="Check the id with `minari list remote`, and the connection.",
+        ) from error
+
+
+def has_minari(dataset_id: str) -> bool:
+    """Whether the local Minari folder holds this dataset."""
+    return dataset_id in _minari(f"minari:{dataset_id}").list_local_datasets()
+
+
+def remove_minari(dataset_id: str) -> None:
+    """Remove a dataset of the local Minari folder."""
+    _minari(f"minari:{dataset_id}").delete_dataset(dataset_id)
+
+
+def _episodes(steps: Steps) -> Iterator[tuple[slice, Floats]]:
+    """Rows (T) of each episode, and the observation (1, obs) that follows its last one."""
+    following = steps.observations if steps.next_observations is None else steps.next_observations
+    ends = (steps.terminals | steps.timeouts).copy()
+    ends[-1] = True
+    start = 0
+    for end in np.flatnonzero(ends).tolist():
+        yield slice(start, end + 1), following[end : end + 1]
+        start = end + 1
+
+
+def _cut(terminals: Bools) -> Bools:
+    """Truncation marks of one episode: its last step, unless that ended the task."""
+    marks = np.zeros_like(terminals)
+    marks[-1] = not terminals[-1]
+    return marks
+
+
+def _box(spaces: Any, rows: Floats) -> Any:
+    return spaces.Box(-np.inf, np.inf, rows.shape[1:], np.float32)
+
+
+def _minari(source: str) -> Any:
+    try:
+        return import_module("minari")
     except ImportError as error:
         raise UserError(
             "Minari is needed to read it and is not installed.",
             where=source,
             fix="pip install 'icql[minari]'",
         ) from error
+
+
+def _open(source: str) -> Any:
+    minari = _minari(source)
     folder = Path(source).expanduser() / "data"
     try:
         return minari.MinariDataset(folder) if folder.is_dir() else minari.load_dataset(source)

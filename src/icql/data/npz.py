@@ -44,15 +44,7 @@ def write_npz(path: str | Path, steps: Steps, meta: dict[str, Any] | None = None
     arrays: dict[str, NDArray[Any]] = {name: getattr(steps, name) for name in REQUIRED}
     if steps.next_observations is not None:
         ends = steps.terminals | steps.timeouts
-        inside = np.flatnonzero(~ends[:-1])
-        jumps = (steps.next_observations[inside] != steps.observations[inside + 1]).any(axis=1)
-        if jumps.any():
-            raise UserError(
-                f"the next observation of row {inside[jumps][0]} is not row "
-                f"{inside[jumps][0] + 1}, yet no episode ends there.",
-                where=str(path),
-                fix="Mark the ends of episodes in `terminals` or `timeouts`.",
-            )
+        check_chain(steps, str(path))
         arrays["final_observations"] = steps.next_observations[ends]
     if steps.valid is not None:
         arrays["valid"] = steps.valid
@@ -69,6 +61,25 @@ def write_npz(path: str | Path, steps: Steps, meta: dict[str, Any] | None = None
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_chain(steps: Steps, where: str) -> None:
+    """Refuse recorded successors that are not the next row, unless an episode ends there.
+
+    Formats that keep each observation of an episode once can hold no others.
+    """
+    assert steps.next_observations is not None
+    inside = np.flatnonzero(~(steps.terminals | steps.timeouts)[:-1])
+    jumps = (steps.next_observations[inside] != steps.observations[inside + 1]).any(axis=1)
+    if steps.valid is not None:
+        jumps &= steps.valid[inside] & steps.valid[inside + 1]
+    if jumps.any():
+        raise UserError(
+            f"the next observation of row {inside[jumps][0]} is not row "
+            f"{inside[jumps][0] + 1}, yet no episode ends there.",
+            where=where,
+            fix="Mark the ends of episodes in `terminals` or `timeouts`.",
+        )
 
 
 def read_npz(path: str | Path) -> tuple[Steps, dict[str, Any]]:

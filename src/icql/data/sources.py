@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from icql.data.columns import Columns
 from icql.data.d4rl import read_d4rl
 from icql.data.minari_source import read_minari
 from icql.data.npz import read_npz
+from icql.data.tables import read_table
 from icql.data.tasks import Task, find_task, get_task, list_tasks
 from icql.data.transitions import ACTION_CLIP, DataInfo, Steps, Transitions
 from icql.errors import UserError, nearest
@@ -20,34 +23,60 @@ EMBEDDED = ("hopper-mini",)  # shipped inside the package
 _MINARI_ID = re.compile(r"[\w.-]+(/[\w.-]+)+-v\d+")
 
 
-def load_dataset(name_or_path: str | Path, *, task: str | None = None) -> Transitions:
-    """Load transitions (s, a, r, s', a') from wherever `name_or_path` points; see `read_steps`.
+@dataclass(frozen=True)
+class Source:
+    """Steps as they were logged, before they are made transitions."""
+
+    steps: Steps
+    info: DataInfo
+    task: Task | None = None
+
+    def transitions(self) -> Transitions:
+        """The transitions (s, a, r, s', a') of these steps."""
+        # Bounds of an unknown task are unknown: only actions that lie in ±1 anyway are clipped.
+        wide = (abs(self.steps.actions) > 1).any() if self.task is None else False
+        unit = not wide if self.task is None else self.task.unit_actions
+        clip = ACTION_CLIP if unit else None
+        return Transitions.from_steps(self.steps, self.info, task=self.task, action_clip=clip)
+
+
+def load_dataset(
+    name_or_path: str | Path,
+    *,
+    task: str | None = None,
+    columns: Columns | str | Path | None = None,
+) -> Transitions:
+    """Load transitions (s, a, r, s', a') from wherever `name_or_path` points.
+
+    Args:
+        name_or_path: a dataset shipped with the package (`hopper-mini`), a file (`.hdf5`, `.h5`,
+            `.npz`, `.csv`, `.parquet`), the folder of a Minari dataset, a Minari id (`minari:ID`,
+            or an id with a namespace), or a D4RL name, whose file is looked for in
+            `$ICQL_D4RL_DIR` and among the fetched ones (`icql data fetch`).
+        task: name in the task table; by default what the file says or its name tells.
+        columns: which columns of a CSV or Parquet log are what, or the file that says so; by
+            default the mapping beside the log (`icql.data.columns`).
 
     Raises:
         UserError: if there is no such data, or something is wrong with it.
     """
-    return _transitions(*read_steps(name_or_path, task=task))
+    return load_steps(name_or_path, task=task, columns=columns).transitions()
 
 
-def read_steps(
-    name_or_path: str | Path, *, task: str | None = None
-) -> tuple[Steps, DataInfo, Task | None]:
-    """The logged steps as they are in the source, not yet checked for finite numbers.
-
-    Args:
-        name_or_path: a dataset shipped with the package (`hopper-mini`), a file (`.hdf5`, `.h5`,
-            `.npz`), the folder of a Minari dataset, a Minari id (`minari:ID`, or an id with a
-            namespace), or a D4RL name, whose file is looked for in `$ICQL_D4RL_DIR`.
-        task: name in the task table; by default what the file says or its name tells.
-
-    Returns:
-        The steps, where they come from, and their task where it is known.
-
-    Raises:
-        UserError: if there is no such data, or its arrays cannot be read or do not fit together.
-    """
+def load_steps(
+    name_or_path: str | Path,
+    *,
+    task: str | None = None,
+    columns: Columns | str | Path | None = None,
+) -> Source:
+    """Load steps as they were logged; takes what `load_dataset` takes."""
     name = str(name_or_path)
     chosen = None if task is None else get_task(task)
+    path = Path(name).expanduser()
+    if columns is not None and path.suffix.lower() not in TABLES:
+        raise UserError(
+            "columns can only be chosen in a CSV or Parquet log.", where=name, fix="Leave it out."
+        )
     if name.startswith("minari:"):
         return _minari(name.removeprefix("minari:"), chosen)
     if name in EMBEDDED:
@@ -56,18 +85,29 @@ def read_steps(
             return _file(embedded, chosen or get_task(name))
     if name in list_tasks():
         return _file(_d4rl_file(name), chosen or get_task(name))
-    path = Path(name).expanduser()
+    if path.suffix.lower() in TABLES:
+        return _table(path, chosen, columns)
     if path.suffix.lower() in _READERS:
         return _file(path, chosen)
     if path.exists() and not (path / "data").is_dir():
         raise UserError(
             "data of this kind cannot be read.",
             where=name,
-            fix=f"Known kinds: files {', '.join(_READERS)}, and folders of Minari datasets.",
+            fix=f"Known kinds: files {', '.join((*_READERS, *TABLES))}, and folders of Minari "
+            "datasets.",
         )
     if path.exists() or _MINARI_ID.fullmatch(name):
         return _minari(name, chosen)
     raise UserError(f"there is no dataset or file {name!r}.", fix=nearest(name, list_tasks()))
+
+
+def find_d4rl(name: str) -> Path | None:
+    """The file of a D4RL dataset, in `$ICQL_D4RL_DIR` or among the fetched ones; None if none."""
+    from icql.data.download import cached_file
+
+    folder = os.environ.get(D4RL_DIR)
+    places = [Path(folder).expanduser() / f"{name}.hdf5"] if folder else []
+    return next((path for path in (*places, cached_file(name)) if path.is_file()), None)
 
 
 def _read_hdf5(path: Path, task: Task | None) -> tuple[Steps, Task | None]:
@@ -82,6 +122,7 @@ def _read_npz(path: Path, task: Task | None) -> tuple[Steps, Task | None]:
     return steps, task or find_task(path.name)
 
 
+TABLES = (".csv", ".parquet")
 _READERS: dict[str, Callable[[Path, Task | None], tuple[Steps, Task | None]]] = {
     ".hdf5": _read_hdf5,
     ".h5": _read_hdf5,
@@ -89,28 +130,33 @@ _READERS: dict[str, Callable[[Path, Task | None], tuple[Steps, Task | None]]] = 
 }
 
 
-def _file(path: Path, task: Task | None) -> tuple[Steps, DataInfo, Task | None]:
+def _file(path: Path, task: Task | None) -> Source:
     steps, task = _READERS[path.suffix.lower()](path, task)
-    return steps, DataInfo(path.stem, source=str(path)), task
+    return Source(steps, DataInfo(path.stem, source=str(path)), task)
 
 
-def _minari(name: str, task: Task | None) -> tuple[Steps, DataInfo, Task | None]:
-    return read_minari(name), DataInfo(name, source=f"minari:{name}"), task
+def _table(path: Path, task: Task | None, columns: Columns | str | Path | None) -> Source:
+    log = read_table(path, columns)
+    if task is None and log.task is not None:
+        task = get_task(log.task)
+    info = DataInfo(path.stem, source=str(path), warnings=log.warnings)
+    return Source(log.steps, info, task or find_task(path.name))
 
 
-def _transitions(steps: Steps, info: DataInfo, task: Task | None) -> Transitions:
-    # Bounds of an unknown task are unknown: only actions that lie in ±1 anyway are clipped.
-    unit = not (abs(steps.actions) > 1).any() if task is None else task.unit_actions
-    return Transitions.from_steps(steps, info, task=task, action_clip=ACTION_CLIP if unit else None)
+def _minari(name: str, task: Task | None) -> Source:
+    return Source(read_minari(name), DataInfo(name, source=f"minari:{name}"), task)
 
 
 def _d4rl_file(name: str) -> Path:
-    folder = os.environ.get(D4RL_DIR)
-    path = Path(folder or ".").expanduser() / f"{name}.hdf5"
-    if folder is None or not path.is_file():
-        looked = f"{path} does not exist" if folder else f"{D4RL_DIR} is not set"
+    path = find_d4rl(name)
+    if path is None:
+        folder = os.environ.get(D4RL_DIR)
+        looked = (
+            f"{Path(folder) / name}.hdf5 does not exist" if folder else f"{D4RL_DIR} is not set"
+        )
         raise UserError(
-            f"the file of dataset {name!r} was not found: {looked}.",
-            fix=f"Set {D4RL_DIR} to the folder that holds {name}.hdf5, or give the file's path.",
+            f"the file of dataset {name!r} was not found: {looked}, and it was not fetched.",
+            fix=f"Fetch it with `icql data fetch {name}`, set {D4RL_DIR} to the folder that holds "
+            f"{name}.hdf5, or give the file's path.",
         )
     return path

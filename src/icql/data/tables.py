@@ -152,7 +152,7 @@ def _read_parquet(path: Path, columns: Columns) -> Log:
             raise UserError("there are no steps in it (zero rows).", where=str(path))
         checks.check_size(rows * len(chosen.all) * 4, str(path))
         # One column at a time: beside the arrays that stay, memory holds a single column.
-        log = _log(lambda name: file.read([name]).column(0), rows, chosen, columns, str(path))
+        log = _log(lambda name: file.read([name]).column(name), rows, chosen, columns, str(path))
         return log if log.task else replace(log, task=_own_task(schema.metadata or {}, path))
 
 
@@ -190,7 +190,7 @@ def _log(column: Column, rows: int, chosen: Chosen, columns: Columns, source: st
         for i, name in enumerate(names):
             values = _number(column(name), name, valid, rows, source)
             if limits is not None:
-                values = _to_unit(values, limits[0][i], limits[1][i], name, source)
+                values = _to_unit(values, limits[0][i], limits[1][i], valid, name, source)
             filled[:, i] = values if order is None else values[order]
         return filled
 
@@ -334,11 +334,17 @@ def _no_gaps(values: Any, name: str, source: str) -> None:
 
 
 def _to_unit(
-    values: Floats, low: np.float32, high: np.float32, name: str, source: str
+    values: Floats,
+    low: np.float32,
+    high: np.float32,
+    valid: Bools | None,
+    name: str,
+    source: str,
 ) -> Floats:
     """Actions in [low, high] as actions in [-1, 1]."""
     slack = BOUND_SLACK * (high - low)
-    outside = np.flatnonzero((values < low - slack) | (values > high + slack))
+    wide = (values < low - slack) | (values > high + slack)
+    outside = np.flatnonzero(wide if valid is None else wide & valid)
     if outside.size:
         raise UserError(
             f"column {name!r} is {values[outside[0]]:g} at row {outside[0]}, outside its bounds "

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from icql.errors import UserError
-from icql.nn.mlp import MLP
+from icql.nn.mlp import MLP, Activation
 from icql.nn.modules import LinearMLP, LinearTransformer, ModuleName, SoftmaxTransformer
 
 CriticKind = Literal["local", "global"]
@@ -163,20 +163,32 @@ def make_critics(
     context: int,
     key: PRNGKeyArray,
     layer_norm: bool = False,
+    activation: Activation = "relu",
 ) -> Critics:
-    """Make `count` fresh critics; `action_dim` 0 makes state values V instead of Q."""
+    """Make `count` fresh critics; `action_dim` 0 makes state values V instead of Q.
+
+    `layer_norm` is of the global network; φ of a local one always has it.
+    """
 
     def make(key: PRNGKeyArray) -> Member:
         inputs = observation_dim + action_dim
         if kind == "global":
-            return GlobalCritic(
-                MLP(inputs, hidden, 1, final_gain=1.0, layer_norm=layer_norm, key=key)
+            net = MLP(
+                inputs,
+                hidden,
+                1,
+                activation=activation,
+                final_gain=1.0,
+                layer_norm=layer_norm,
+                key=key,
             )
+            return GlobalCritic(net)
         feature_key, module_key = jax.random.split(key)
         features = MLP(
             inputs,
             hidden,
             local.features,
+            activation=activation,
             final_activation="tanh",
             final_gain=1.0,
             layer_norm=True,

@@ -30,6 +30,7 @@ class Linear(eqx.Module):
         self.bias = jnp.zeros(outputs)
 
     def __call__(self, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
+        """x W + b."""
         return x @ self.weight + self.bias
 
 
@@ -62,6 +63,7 @@ class LayerNorm(eqx.Module):
         self.shift = jnp.zeros(size)
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
+        """Return x with mean 0 and variance 1 along the last axis, then scaled and shifted."""
         centred = x - x.mean(-1, keepdims=True)
         variance = (centred**2).mean(-1, keepdims=True)
         return centred * jax.lax.rsqrt(variance + 1e-5) * self.scale + self.shift

@@ -30,9 +30,13 @@ class InContextModule(Protocol):
         r: Float[Array, "... n"],
         mask: Float[Array, "... n"],
         discount: float,
-    ) -> Array: ...
+    ) -> Array:
+        """What the context alone says."""
+        ...
 
-    def answer(self, memory: Array, phi_query: Float[Array, "... d"]) -> Float[Array, "..."]: ...
+    def answer(self, memory: Array, phi_query: Float[Array, "... d"]) -> Float[Array, "..."]:
+        """The value of each query."""
+        ...
 
 
 class LinearTransformer(eqx.Module):

@@ -19,7 +19,9 @@ _LOG_2PI = 1.8378770664093453
 class Policy(Protocol):
     """What evaluation needs: a batch of observations to a batch of actions, no randomness."""
 
-    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]: ...
+    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
+        """The action of each observation."""
+        ...
 
 
 @runtime_checkable
@@ -75,6 +77,7 @@ class DeterministicPolicy(eqx.Module):
     def __call__(
         self, s: Float[Array, "... obs"], *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "... act"]:
+        """tanh(MLP(s)); `key` turns dropout on."""
         return self.net(s, key=key)
 
 

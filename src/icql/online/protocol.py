@@ -247,7 +247,7 @@ class _Maker:
         group = EnvGroup(self.task, 1, self.settings.seed)
         spec = Spec(group.observation_dim, group.action_dim, 0)
         group.close()
-        return SAC(self.settings.sac).init(jax.random.key(self.settings.seed), spec).policy
+        return SAC(self.settings.sac, spec).init(jax.random.key(self.settings.seed)).policy
 
     def _sampled(self, which: Which) -> Steps:
         stream = get_args(Which).index(which) + 1

@@ -46,7 +46,7 @@ def sac_oracle(path: str | Path) -> Snapshot:
     """
     path = Path(path)
     spec, hidden = _sizes(path)
-    like = Snapshot.of(SAC(SACSettings(hidden=hidden)).init(jax.random.key(0), spec))
+    like = Snapshot.of(SAC(SACSettings(hidden=hidden), spec).init(jax.random.key(0)))
     return load_weights(path, like)
 
 

@@ -131,7 +131,7 @@ def train_online(
     """
     group = EnvGroup(task, settings.envs, settings.seed)
     run, replay = _open(task, settings, folder, group)
-    sac, key = SAC(settings.sac), jax.random.key(settings.seed)
+    sac, key = _sac(settings, group), jax.random.key(settings.seed)
     clock = Clock(progress, f"SAC on {task.env_id}", settings.steps, run.step)
     with EnvPool(task) as pool:
         while not _finished(run, until):
@@ -211,10 +211,10 @@ def _open(
 ) -> tuple[OnlineRun, Replay]:
     """A fresh run, or the one in `folder` as its last checkpoint left it."""
     rows = settings.steps // settings.envs
-    spec = Spec(group.observation_dim, group.action_dim, settings.steps)
-    state = SAC(settings.sac).init(jax.random.fold_in(jax.random.key(settings.seed), 0), spec)
+    sac = _sac(settings, group)
+    state = sac.init(jax.random.fold_in(jax.random.key(settings.seed), 0))
     run = OnlineRun(task, settings, folder, state, Journal.empty(rows, group), [])
-    replay = Replay.empty(rows * settings.envs, spec.observation_dim, spec.action_dim)
+    replay = Replay.empty(rows * settings.envs, sac.spec.observation_dim, sac.spec.action_dim)
     asked = {"task": asdict(task), "settings": asdict(settings)}
     _claim(folder / "settings.json", asked)
     checkpoint = folder / "checkpoint.safetensors"
@@ -230,6 +230,10 @@ def _open(
     if row:
         replay = replay.add(jnp.asarray(run.journal.packed(0, row)))
     return run, replay
+
+
+def _sac(settings: OnlineSettings, group: EnvGroup) -> SAC:
+    return SAC(settings.sac, Spec(group.observation_dim, group.action_dim, settings.steps))
 
 
 def _claim(path: Path, asked: dict[str, Any]) -> None:

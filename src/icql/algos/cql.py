@@ -1,0 +1,207 @@
+"""CQL: conservative Q-learning, CQL(H) with importance sampling, with a global or a local critic.
+
+Kumar et al. 2020, "Conservative Q-Learning for Offline Reinforcement Learning", on SAC, in the
+form of CORL's `cql.py`. With `critic = local` every Q below is Q̂(s, a | Ω_s).
+
+    Q:  min Σ_i E (y − Q_i(s, a))² + α E[log Σ_a exp Q_i(s, a) − Q_i(s, a)]      CQL eq. 4
+        y = r + γ(1−done) min_i Q̄_i(s', ã'),  ã' ~ π(·|s')
+        log Σ_a exp Q from N actions each of U[−1, 1], π(·|s) and π(·|s'), every one
+        divided by the density it was drawn with
+    π:  min E [T log π(ã|s) − min_i Q_i(s, ã)],  ã ~ π(·|s)                        SAC eq. 7
+    T:  min E [−T (log π(ã|s) + H̄)],  H̄ = −dim(A)                                SAC eq. 18
+    α, with `lagrange` (CQL, appendix):  α' ≥ 0 is raised while E[log Σ exp Q − Q] > gap:
+        min_Q max_α'  α' α (E[log Σ_a exp Q_i(s, a) − Q_i(s, a)] − gap)
+
+Policy, temperature and critics make their steps from the same networks, as in CORL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from icql.algos.actor_critic import (
+    CriticSettings,
+    at_least,
+    critic_optimiser,
+    needs_of,
+    q_by_layer,
+    q_critics,
+)
+from icql.algos.base import Batch, Metrics, Needs, Spec, Transition
+from icql.algos.optimise import Trained, adam, descend, follow, start
+from icql.errors import UserError
+from icql.losses import bellman_target, conservative_gap, soft_actor_loss, temperature_loss
+from icql.nn.critics import Critics
+from icql.nn.policies import TanhGaussianPolicy
+
+
+@dataclass(frozen=True)
+class CQLSettings(CriticSettings):
+    """CQL's settings; the defaults are CORL's for MuJoCo."""
+
+    alpha: float = 10.0
+    """α, the weight of the conservative term."""
+    samples: int = 10
+    """Actions drawn from each of the three proposals to estimate log Σ exp Q."""
+    cql_temperature: float = 1.0
+    """Temperature of the log-sum-exp."""
+    lagrange: bool = False
+    """Tune the weight by dual descent so that the conservative gap stays at `target_gap`."""
+    target_gap: float = 5.0
+    """The conservative gap that the Lagrange form aims at."""
+    backup_entropy: bool = False
+    """Whether the Bellman target includes the policy's entropy, as in SAC."""
+    policy_learning_rate: float = 3e-5
+    """Adam's learning rate for the policy and its temperature."""
+    hidden: tuple[int, ...] = (256, 256, 256)
+    """Hidden layers of every network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "alpha", 0)
+        at_least(self, "samples", 1)
+        if not self.cql_temperature > 0:
+            raise UserError("must be positive.", where="cql_temperature")
+
+
+class CQLState(eqx.Module):
+    """Everything that training changes."""
+
+    q: Trained[Critics]
+    q_target: Critics
+    pi: Trained[TanhGaussianPolicy]
+    log_temperature: Trained[Float[Array, ""]]
+    log_dual: Trained[Float[Array, ""]] | None  # log α', the Lagrange form only
+
+
+@dataclass(frozen=True)
+class CQL:
+    """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
+
+    settings: CQLSettings
+    spec: Spec
+
+    @property
+    def needs(self) -> Needs:
+        """Contexts for a local critic, plain transitions for a global one."""
+        return needs_of(self.settings)
+
+    def init(self, key: PRNGKeyArray) -> CQLState:
+        """Fresh critics, their target, policy, temperature 1 and, with Lagrange, weight 1."""
+        s, spec = self.settings, self.spec
+        q_key, pi_key = jax.random.split(key)
+        q = q_critics(s, spec, q_key)
+        pi = TanhGaussianPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
+        return CQLState(
+            q=start(q, critic_optimiser(s)),
+            q_target=q,
+            pi=start(pi, self._policy_optimiser()),
+            log_temperature=start(jnp.zeros(()), self._policy_optimiser()),
+            log_dual=start(jnp.zeros(()), self._dual_optimiser()) if s.lagrange else None,
+        )
+
+    def update(self, state: CQLState, batch: Batch, key: PRNGKeyArray) -> tuple[CQLState, Metrics]:
+        """One step on policy, temperature, critics and dual; then the target follows."""
+        s, query = self.settings, batch.query
+        pi_key, next_key, sample_key, q_key = jax.random.split(key, 4)
+        temperature = jnp.exp(state.log_temperature.model)
+        at_s = state.q.model.at(query.s, batch.context)
+
+        def policy_loss(pi: TanhGaussianPolicy) -> tuple[Array, Array]:
+            a, log_prob = pi.sample(query.s, key=pi_key)
+            return soft_actor_loss(at_s(a), log_prob, temperature), log_prob
+
+        pi, pi_loss, log_prob = descend(state.pi, self._policy_optimiser(), policy_loss)
+
+        target_entropy = -float(self.spec.action_dim)
+        log_temperature, _, _ = descend(
+            state.log_temperature,
+            self._policy_optimiser(),
+            lambda log_t: (temperature_loss(log_t, log_prob, target_entropy), None),
+        )
+
+        a_next, log_prob_next = state.pi.model.sample(query.s_next, key=next_key)
+        v_next = state.q_target.at(query.s_next, batch.context_next)(a_next).min(0)
+        if s.backup_entropy:
+            v_next = v_next - temperature * log_prob_next
+        y = bellman_target(query.r, query.mask, v_next, s.discount)
+
+        sampled, log_density = self._proposals(state.pi.model, query, sample_key)
+        actions = jnp.concatenate([query.a[None], sampled])  # one pass: logged, then sampled
+        dual = jnp.ones(()) if state.log_dual is None else self._dual(state.log_dual.model)
+
+        def critic_loss(q: Critics) -> tuple[Array, tuple[Array, Metrics]]:
+            values = q.at(query.s, batch.context, key=q_key)(actions, key=q_key)
+            logged, others = values[:, 0], values[:, 1:]
+            error = y - logged
+            gap = conservative_gap(logged, others, log_density, s.cql_temperature).mean(-1)
+            excess = gap - s.target_gap if s.lagrange else gap
+            loss = (error**2).mean(-1).sum() + dual * s.alpha * excess.sum()
+            extras = {"q": logged.mean(), "td_error": jnp.abs(error).mean(), "gap": gap.mean()}
+            return loss, (excess.mean(), extras)
+
+        q, q_loss, (excess, extras) = descend(state.q, critic_optimiser(s), critic_loss)
+
+        log_dual = state.log_dual
+        if log_dual is not None:  # ascend in α'
+            log_dual, _, _ = descend(
+                log_dual,
+                self._dual_optimiser(),
+                lambda log_d: (-self._dual(log_d) * s.alpha * excess, None),
+            )
+
+        metrics = {
+            "critic_loss": q_loss,
+            "policy_loss": pi_loss,
+            **extras,
+            "temperature": temperature,
+            "entropy": -log_prob.mean(),
+            "dual": dual,
+            "max_preconditioner": q.model.max_preconditioner(),
+        }
+        q_target = follow(state.q_target, q.model, s.target_rate)
+        return CQLState(q, q_target, pi, log_temperature, log_dual), metrics
+
+    def policy(self, state: CQLState) -> TanhGaussianPolicy:
+        """The policy as trained so far; called with observations it returns tanh of the mean."""
+        return state.pi.model
+
+    def critic(self, state: CQLState) -> Critics:
+        """Return the Q critics as trained so far."""
+        return state.q.model
+
+    def diagnose(self, state: CQLState, batch: Batch) -> dict[str, Any]:
+        """Mean Q̂ after every layer of the first critic (local linear critics only)."""
+        return q_by_layer(self.settings, state.q.model, batch)
+
+    def _proposals(
+        self, pi: TanhGaussianPolicy, query: Transition, key: PRNGKeyArray
+    ) -> tuple[Float[Array, "samples batch act"], Float[Array, "samples batch"]]:
+        """Actions of U[−1, 1], π(·|s) and π(·|s') with the log-densities they were drawn with."""
+        n, (batch, act) = self.settings.samples, query.a.shape
+        uniform_key, *keys = jax.random.split(key, 1 + 2 * n)
+        uniform = jax.random.uniform(uniform_key, (n, batch, act), minval=-1, maxval=1)
+        log_uniform = jnp.full((n, batch), -act * jnp.log(2.0))
+        # vmap over keys alone: the network is applied once per state, not once per sample
+        here, log_here = jax.vmap(lambda k: pi.sample(query.s, key=k))(jnp.stack(keys[:n]))
+        there, log_there = jax.vmap(lambda k: pi.sample(query.s_next, key=k))(jnp.stack(keys[n:]))
+        return (
+            jnp.concatenate([uniform, here, there]),
+            jnp.concatenate([log_uniform, log_here, log_there]),
+        )
+
+    def _dual(self, log_dual: Float[Array, ""]) -> Float[Array, ""]:
+        return jnp.clip(jnp.exp(log_dual), 0.0, 1e6)
+
+    def _policy_optimiser(self) -> optax.GradientTransformation:
+        return adam(self.settings.policy_learning_rate)
+
+    def _dual_optimiser(self) -> optax.GradientTransformation:
+        return adam(self.settings.critic_learning_rate)

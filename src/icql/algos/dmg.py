@@ -1,0 +1,199 @@
+"""DMG: doubly mild generalisation, in actions and in bootstrapping, with a global or local critic.
+
+Mao et al. 2024, "Doubly Mild Generalization for Offline Reinforcement Learning", in the form of
+the official `DMG.py`. With `critic = local` every Q and V below is conditioned on the context Ω.
+
+    V:  min E ρ_τ(min_i Q̄_i(s, a) − V(s))                                     in-sample value (IQL)
+    Q:  min E Σ_i (y − Q_i(s, a))²,
+        y = r + γ(1−done) [λ min_i Q̄_i(s', ã') + (1 − λ) V(s')]               mild propagation
+        ã' = clip(π̄(s') + clip(ε, −c, c), −1, 1),  ε ~ N(0, σ²)
+    π:  max E [min_i Q_i(s, π(s)) / E|min_i Q_i| − ν w mean_j (π_j(s) − a_j)²]  mild actions
+        w = min(exp(β (min_i Q̄_i(s, a) − V(s))), 3)
+
+One update is `policy_delay` steps on V and Q, then one step of the policy and of both targets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PRNGKeyArray
+
+from icql.algos.actor_critic import (
+    DelayedSettings,
+    at_least,
+    critic_optimiser,
+    needs_of,
+    q_by_layer,
+    q_critics,
+    v_critic,
+)
+from icql.algos.base import Batch, Metrics, Needs, Spec
+from icql.algos.optimise import Trained, adam, descend, follow, start
+from icql.errors import UserError
+from icql.losses import (
+    advantage_weights,
+    bellman_target,
+    dmg_actor_loss,
+    expectile,
+    mild_value,
+    smoothed_action,
+)
+from icql.nn.critics import Critics
+from icql.nn.policies import DeterministicPolicy
+
+
+@dataclass(frozen=True)
+class DMGSettings(DelayedSettings):
+    """DMG's settings; the defaults are those of the official MuJoCo command."""
+
+    mixture: float = 0.25
+    """λ, how much of the bootstrap is the policy's own value rather than the in-sample V."""
+    penalty: float = 0.1
+    """ν, the weight of advantage-weighted cloning in the actor."""
+    expectile: float = 0.7
+    """τ of the in-sample value V."""
+    beta: float = 3.0
+    """β, the inverse temperature of the cloning weights, on scaled rewards."""
+    advantage_limit: float = 3.0
+    """Upper limit of the cloning weights exp(β A)."""
+    cosine_policy: bool = True
+    """Decay the policy's learning rate to zero over the run by a cosine."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.mixture <= 1:
+            raise UserError("must be in [0, 1].", where="mixture")
+        if not 0 < self.expectile < 1:
+            raise UserError("must lie strictly between 0 and 1.", where="expectile")
+        at_least(self, "penalty", 0)
+        at_least(self, "beta", 0)
+        at_least(self, "advantage_limit", 1)
+
+
+class DMGState(eqx.Module):
+    """Everything that training changes."""
+
+    q: Trained[Critics]
+    q_target: Critics
+    v: Trained[Critics]
+    pi: Trained[DeterministicPolicy]
+    pi_target: DeterministicPolicy
+
+
+@dataclass(frozen=True)
+class DMG:
+    """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
+
+    settings: DMGSettings
+    spec: Spec
+
+    @property
+    def needs(self) -> Needs:
+        """One batch per critic step; contexts for a local critic."""
+        return needs_of(self.settings, self.settings.policy_delay)
+
+    def init(self, key: PRNGKeyArray) -> DMGState:
+        """Fresh critics, V and policy, and their targets."""
+        s, spec = self.settings, self.spec
+        q_key, v_key, pi_key = jax.random.split(key, 3)
+        q, v = q_critics(s, spec, q_key), v_critic(s, spec, v_key)
+        pi = DeterministicPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
+        return DMGState(
+            start(q, critic_optimiser(s)),
+            q,
+            start(v, critic_optimiser(s)),
+            start(pi, self._policy_optimiser()),
+            pi,
+        )
+
+    def update(self, state: DMGState, batch: Batch, key: PRNGKeyArray) -> tuple[DMGState, Metrics]:
+        """`policy_delay` steps on V and Q, one on the policy, then both targets follow."""
+        s = self.settings
+
+        def critic_step(
+            critics: tuple[Trained[Critics], Trained[Critics]], inputs: tuple[Batch, PRNGKeyArray]
+        ) -> tuple[tuple[Trained[Critics], Trained[Critics]], Metrics]:
+            (q, v), (batch, key) = critics, inputs
+            query = batch.query
+            noise_key, q_key, v_key = jax.random.split(key, 3)
+            q_logged = state.q_target.at(query.s, batch.context)(query.a).min(0)
+
+            def value_loss(v: Critics) -> tuple[Array, Array]:
+                estimate = v.at(query.s, batch.context, key=v_key)(key=v_key)[0]
+                return expectile(q_logged - estimate, s.expectile).mean(), estimate.mean()
+
+            v, v_loss, v_mean = descend(v, critic_optimiser(s), value_loss)
+
+            noise = jax.random.normal(noise_key, query.a.shape)
+            a_next = smoothed_action(
+                state.pi_target(query.s_next), noise, s.policy_noise, s.noise_limit
+            )
+            q_next = state.q_target.at(query.s_next, batch.context_next)(a_next).min(0)
+            v_next = v.model.at(query.s_next, batch.context_next)()[0]
+            y = bellman_target(
+                query.r, query.mask, mild_value(q_next, v_next, s.mixture), s.discount
+            )
+
+            def critic_loss(q: Critics) -> tuple[Array, Metrics]:
+                values = q.at(query.s, batch.context, key=q_key)(query.a, key=q_key)
+                extras = {"q": values.mean(), "td_error": jnp.abs(y - values).mean()}
+                return ((y - values) ** 2).mean(-1).sum(), extras
+
+            q, q_loss, extras = descend(q, critic_optimiser(s), critic_loss)
+            metrics = {"critic_loss": q_loss, "value_loss": v_loss, "v": v_mean, **extras}
+            return (q, v), metrics
+
+        batches = batch.split(s.policy_delay)
+        (q, v), metrics = jax.lax.scan(
+            critic_step, (state.q, state.v), (batches, jax.random.split(key, s.policy_delay))
+        )
+
+        last = jax.tree.map(lambda x: x[-1], batches)
+        query = last.query
+        q_logged = state.q_target.at(query.s, last.context)(query.a).min(0)
+        advantage = q_logged - v.model.at(query.s, last.context)()[0]
+        weights = advantage_weights(advantage, s.beta, s.advantage_limit)
+        at_s = q.model.at(query.s, last.context)
+
+        def policy_loss(pi: DeterministicPolicy) -> tuple[Array, Array]:
+            a = pi(query.s)
+            difference = a - query.a
+            loss = dmg_actor_loss(at_s(a).min(0), difference, weights, s.penalty)
+            return loss, (difference**2).mean()
+
+        pi, pi_loss, cloning_error = descend(state.pi, self._policy_optimiser(), policy_loss)
+        metrics = {
+            **jax.tree.map(jnp.mean, metrics),
+            "policy_loss": pi_loss,
+            "cloning_error": cloning_error,
+            "advantage": advantage.mean(),
+            "clipped_weights": (weights >= s.advantage_limit).mean(),
+            "max_preconditioner": q.model.max_preconditioner(),
+        }
+        q_target = follow(state.q_target, q.model, s.target_rate)
+        pi_target = follow(state.pi_target, pi.model, s.target_rate)
+        return DMGState(q, q_target, v, pi, pi_target), metrics
+
+    def policy(self, state: DMGState) -> DeterministicPolicy:
+        """Return the policy as trained so far."""
+        return state.pi.model
+
+    def critic(self, state: DMGState) -> Critics:
+        """Return the Q critics as trained so far."""
+        return state.q.model
+
+    def diagnose(self, state: DMGState, batch: Batch) -> dict[str, Any]:
+        """Mean Q̂ after every layer of the first critic (local linear critics only)."""
+        return q_by_layer(self.settings, state.q.model, batch)
+
+    def _policy_optimiser(self) -> optax.GradientTransformation:
+        s = self.settings
+        return adam(
+            s.policy_learning_rate, cosine_steps=self.spec.steps if s.cosine_policy else None
+        )

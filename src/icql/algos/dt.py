@@ -1,0 +1,205 @@
+"""DT: Decision Transformer, which predicts actions from the return that is asked for.
+
+Chen et al. 2021, algorithm 1; decision-transformer/gym. On windows of K steps of the data,
+    min E ‖a_t − π(R̂_{≤t}, s_{≤t}, a_{<t})‖²,  R̂_t = Σ_{t' ≥ t} r_t'
+with a causal Transformer π (:mod:`icql.nn.transformer`). It acts by asking for `target_return` and
+taking off what it was paid. Rewards of steps that are no transitions (the last of a truncated
+episode) are in no return-to-go. States are standardised, as in the original. Differences from it:
+orthogonal weights at the start, and one target return per run rather than two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from icql.algos.base import Batch, DataSettings, Metrics, Needs, Spec, Window
+from icql.algos.optimise import Trained, adamw, descend, start
+from icql.errors import UserError
+from icql.nn.history import Goal, History
+from icql.nn.transformer import DecisionTransformer, Trajectory
+
+
+@dataclass(frozen=True)
+class DTSettings:
+    """DT's settings; the defaults are the official ones of the gym tasks."""
+
+    target_return: float = 3600.0
+    """The return that is asked for, in the environment's rewards: give it for a task of your own,
+    near the best return in the data."""
+    return_scale: float = 1000.0
+    """Returns-to-go are divided by this before the network sees them."""
+    running_rewards: bool = False
+    """The data's reward is what the episode has earned so far, where the environment pays it only
+    once (Kitchen): returns-to-go then fall by the running total."""
+    length: int = 20
+    """K, the steps of a window."""
+    layers: int = 3
+    """Transformer blocks."""
+    heads: int = 1
+    """Attention heads; they share the width."""
+    width: int = 128
+    """Size of a token."""
+    timesteps: int = 1000
+    """Timesteps with an embedding of their own; later ones share the last."""
+    dropout: float = 0.1
+    """Dropout of embeddings, attention and residuals during training."""
+    batch_size: int = 64
+    """Windows per update."""
+    learning_rate: float = 1e-4
+    """AdamW's learning rate after the warm-up."""
+    warmup: int = 10_000
+    """Updates over which the learning rate rises linearly."""
+    cosine: bool = False
+    """Let the learning rate fall to zero by a cosine after the warm-up."""
+    weight_decay: float = 1e-4
+    """AdamW's weight decay."""
+    gradient_clip: float = 0.25
+    """Largest gradient norm."""
+    discount: float = 1.0
+    """Unused, returns-to-go are undiscounted; part of every algorithm's settings."""
+    data: DataSettings = field(default_factory=DataSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("length", "layers", "heads", "width", "timesteps", "batch_size", "warmup"):
+            if getattr(self, name) < 1:
+                raise UserError("must be at least 1.", where=name)
+        for name in ("learning_rate", "gradient_clip", "return_scale"):
+            if not getattr(self, name) > 0:
+                raise UserError("must be positive.", where=name)
+        if self.weight_decay < 0:
+            raise UserError("must not be negative.", where="weight_decay")
+        if not 0 <= self.dropout < 1:
+            raise UserError("must be in [0, 1).", where="dropout")
+        if self.width % self.heads:
+            raise UserError(f"must be a multiple of heads ({self.heads}).", where="width")
+        if self.data.reward_scale != 1 or self.data.normalise_returns:
+            raise UserError(
+                "rewards must keep their size: the policy counts what the environment pays.",
+                where="data.reward_scale",
+                fix="Scale returns-to-go with return_scale instead.",
+            )
+
+
+class DTPolicy(eqx.Module):
+    """Asks for a return and acts by the last K steps."""
+
+    model: DecisionTransformer
+    goal: Goal
+    length: int = eqx.field(static=True)
+
+    def start(self, rows: int) -> History:
+        """No history."""
+        return History.empty(rows, self.length, *dimensions(self.model))
+
+    def step(
+        self,
+        carry: History,
+        s: Float[Array, "rows obs"],
+        rewards: Float[Array, " rows"],
+        fresh: Bool[Array, " rows"],
+    ) -> tuple[Float[Array, "rows act"], History]:
+        """The action of the step that now begins."""
+        history = carry.saw(s, rewards, fresh, self.goal)
+        action = self.model(history.steps)[:, -1]
+        return action, history.did(action)
+
+
+class DTState(eqx.Module):
+    """Everything that training changes."""
+
+    pi: Trained[DecisionTransformer]
+
+
+@dataclass(frozen=True)
+class DT:
+    """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
+
+    settings: DTSettings
+    spec: Spec
+
+    @property
+    def needs(self) -> Needs:
+        """Windows of K steps."""
+        return Needs("sequences", length=self.settings.length)
+
+    def init(self, key: PRNGKeyArray) -> DTState:
+        """Return a fresh Transformer."""
+        return DTState(start(make_transformer(self.settings, self.spec, key), self._optimiser()))
+
+    def update(self, state: DTState, batch: Batch, key: PRNGKeyArray) -> tuple[DTState, Metrics]:
+        """One step on ‖a_t − π(…)‖² over the valid steps of the windows."""
+        assert batch.window is not None
+        trajectory = trajectory_of(batch.window, self.settings.return_scale)
+
+        def loss(pi: DecisionTransformer) -> tuple[Array, None]:
+            return action_loss(pi(trajectory, key=key), trajectory), None
+
+        pi, value, _ = descend(state.pi, self._optimiser(), loss)
+        return DTState(pi), {"policy_loss": value}
+
+    def policy(self, state: DTState) -> DTPolicy:
+        """Return the policy as trained so far."""
+        return DTPolicy(state.pi.model, goal_of(self.settings), self.settings.length)
+
+    def diagnose(self, state: DTState, batch: Batch) -> dict[str, Any]:
+        """Look at nothing more."""
+        return {}
+
+    def _optimiser(self) -> Any:
+        return make_optimiser(self.settings, self.spec)
+
+
+def action_loss(
+    predicted: Float[Array, "b k act"], trajectory: Trajectory
+) -> Float[Array, ""]:
+    """Mean squared error of the actions over valid steps and action dimensions."""
+    error = ((predicted - trajectory.a) ** 2).mean(-1)
+    return (error * trajectory.valid).sum() / trajectory.valid.sum()
+
+
+def trajectory_of(window: Window, scale: float) -> Trajectory:
+    """What the network sees of a window: returns-to-go divided by `scale`."""
+    steps = window.steps
+    return Trajectory(window.to_go / scale, steps.s, steps.a, window.timestep, window.valid)
+
+
+def goal_of(s: DTSettings) -> Goal:
+    """Return what the policy asks for."""
+    return Goal(s.target_return, s.return_scale, s.running_rewards)
+
+
+def make_transformer(
+    s: DTSettings, spec: Spec, key: PRNGKeyArray, *, cross: bool = False
+) -> DecisionTransformer:
+    """Make a fresh Transformer, with cross-attention where asked for."""
+    return DecisionTransformer(
+        spec.observation_dim,
+        spec.action_dim,
+        width=s.width,
+        layers=s.layers,
+        heads=s.heads,
+        timesteps=s.timesteps,
+        rate=s.dropout,
+        cross=cross,
+        key=key,
+    )
+
+
+def make_optimiser(s: DTSettings, spec: Spec) -> Any:
+    """AdamW with warm-up and clipping."""
+    return adamw(
+        s.learning_rate,
+        weight_decay=s.weight_decay,
+        clip=s.gradient_clip,
+        warmup=s.warmup,
+        cosine_steps=spec.steps if s.cosine else None,
+    )
+
+
+def dimensions(model: DecisionTransformer) -> tuple[int, int]:
+    """(observation, action) dimensions of a Transformer."""
+    return model.embed_state.weight.shape[0], model.embed_action.weight.shape[0]

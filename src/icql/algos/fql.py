@@ -1,0 +1,226 @@
+"""FQL: flow Q-learning with a flow behaviour policy and a one-step policy distilled from it.
+
+Park et al. 2025, section 4; fql/agents/fql.py. z ~ N(0, I), t ~ U(0, 1), x_t = (1 − t) z + t a:
+    flow v:      min E ‖v(s, x_t, t) − (a − z)‖²                                    eq. 6
+    one-step μ:  min E [−Q(s, μ(s, z)) + α ‖μ(s, z) − a_v(s, z)‖²]                  eq. 8
+                 with a_v(s, z) where ten Euler steps along v take z
+    Q:           min E Σ_i (y − Q_i(s, a))²,  y = r + γ(1−done) Q̄(s', μ(s', z'))    eq. 7
+Squares are means over action dimensions, as in the official code. The policy that acts is μ; its
+noise z is seeded by the state (see :func:`icql.nn.flow.noise_of_state`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from icql.algos.base import Batch, DataSettings, Metrics, Needs, Spec
+from icql.algos.optimise import Trained, adam, descend, follow, start
+from icql.errors import UserError
+from icql.losses import bellman_target, flow_matching, flow_point, normalised_q
+from icql.nn.critics import CriticKind, Critics, LocalSettings, make_critics
+from icql.nn.flow import Flow, noise_of_state
+from icql.nn.mlp import MLP
+from icql.retrieval.settings import ContextSettings
+
+Aggregate = Literal["mean", "min"]
+
+
+@dataclass(frozen=True)
+class FQLSettings:
+    """FQL's settings; the defaults are the official ones."""
+
+    critic: CriticKind = "global"
+    """global: one network for all states (FQL); local: inferred from retrieved context."""
+    alpha: float = 10.0
+    """α, the weight of distillation against −Q: the one setting to tune per task."""
+    normalise_q: bool = False
+    """Divide the policy's Q by its mean size (official normalize_q_loss; advised for new tasks)."""
+    q_aggregate: Aggregate = "mean"
+    """How the target takes the critics together: mean, or min (Adroit)."""
+    flow_steps: int = 10
+    """Euler steps from noise to action."""
+    critics: int = 2
+    """Number of Q critics."""
+    discount: float = 0.99
+    """γ."""
+    target_rate: float = 0.005
+    """Step of the target network's moving average."""
+    batch_size: int = 256
+    """Transitions per update."""
+    learning_rate: float = 3e-4
+    """Adam's learning rate for every network."""
+    hidden: tuple[int, ...] = (512, 512, 512, 512)
+    """Hidden layers of every network (GELU; layer norm in the critics)."""
+    data: DataSettings = field(default_factory=DataSettings)
+    context: ContextSettings = field(default_factory=ContextSettings)
+    local: LocalSettings = field(default_factory=LocalSettings)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.discount < 1:
+            raise UserError("must be in [0, 1).", where="discount")
+        for name in ("critics", "batch_size", "flow_steps"):
+            if getattr(self, name) < 1:
+                raise UserError("must be at least 1.", where=name)
+        for name in ("learning_rate", "target_rate"):
+            if not getattr(self, name) > 0:
+                raise UserError("must be positive.", where=name)
+        if self.alpha < 0:
+            raise UserError("must not be negative.", where="alpha")
+
+
+class OneStepPolicy(eqx.Module):
+    """μ(s, z): one pass from noise to action."""
+
+    net: MLP
+    action_dim: int = eqx.field(static=True)
+
+    def __init__(self, spec: Spec, hidden: tuple[int, ...], *, key: PRNGKeyArray) -> None:
+        inputs = spec.observation_dim + spec.action_dim
+        self.net = MLP(
+            inputs, hidden, spec.action_dim, activation="gelu", final_gain=0.1, key=key
+        )
+        self.action_dim = spec.action_dim
+
+    def raw(
+        self, s: Float[Array, "... obs"], noise: Float[Array, "... act"]
+    ) -> Float[Array, "... act"]:
+        """μ(s, z) before it is clipped: what distillation compares."""
+        return self.net(jnp.concatenate([s, noise], -1))
+
+    def sample(self, s: Float[Array, "... obs"], *, key: PRNGKeyArray) -> Float[Array, "... act"]:
+        """μ(s, z) for fresh noise, clipped to the action box."""
+        noise = jax.random.normal(key, (*s.shape[:-1], self.action_dim))
+        return jnp.clip(self.raw(s, noise), -1, 1)
+
+    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
+        """μ(s, z(s)), the noise seeded by the state."""
+        rows = s.reshape(-1, s.shape[-1])
+        action = jnp.clip(self.raw(rows, noise_of_state(rows, (self.action_dim,))), -1, 1)
+        return action.reshape(*s.shape[:-1], self.action_dim)
+
+
+class FQLState(eqx.Module):
+    """Everything that training changes."""
+
+    q: Trained[Critics]
+    q_target: Critics
+    flow: Trained[Flow]
+    pi: Trained[OneStepPolicy]
+
+
+@dataclass(frozen=True)
+class FQL:
+    """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
+
+    settings: FQLSettings
+    spec: Spec
+
+    @property
+    def needs(self) -> Needs:
+        """Contexts for a local critic, plain transitions for a global one."""
+        if self.settings.critic == "local":
+            return Needs("contexts", self.settings.context)
+        return Needs("transitions")
+
+    def init(self, key: PRNGKeyArray) -> FQLState:
+        """Fresh critics, their target, flow and one-step policy."""
+        s, spec = self.settings, self.spec
+        q_key, flow_key, pi_key = jax.random.split(key, 3)
+        q = make_critics(
+            s.critic,
+            observation_dim=spec.observation_dim,
+            action_dim=spec.action_dim,
+            hidden=s.hidden,
+            count=s.critics,
+            discount=s.discount,
+            local=s.local,
+            context=s.context.k,
+            layer_norm=True,
+            activation="gelu",
+            key=q_key,
+        )
+        flow = Flow(
+            spec.observation_dim, spec.action_dim, s.hidden, steps=s.flow_steps, key=flow_key
+        )
+        optimiser = adam(s.learning_rate)
+        return FQLState(
+            q=start(q, self._critic_optimiser()),
+            q_target=q,
+            flow=start(flow, optimiser),
+            pi=start(OneStepPolicy(spec, s.hidden, key=pi_key), optimiser),
+        )
+
+    def update(self, state: FQLState, batch: Batch, key: PRNGKeyArray) -> tuple[FQLState, Metrics]:
+        """One step on Q, the flow and the one-step policy, all from the networks as they were."""
+        s, query, optimiser = self.settings, batch.query, adam(self.settings.learning_rate)
+        next_key, q_key, noise_key, t_key, z_key = jax.random.split(key, 5)
+
+        a_next = state.pi.model.sample(query.s_next, key=next_key)
+        q_next = aggregate(
+            state.q_target.at(query.s_next, batch.context_next)(a_next), s.q_aggregate
+        )
+        y = bellman_target(query.r, query.mask, q_next, s.discount)
+
+        def critic_loss(q: Critics) -> tuple[Array, Array]:
+            values = q.at(query.s, batch.context, key=q_key)(query.a, key=q_key)
+            return ((values - y) ** 2).mean(), values.mean()
+
+        q, q_loss, q_mean = descend(state.q, self._critic_optimiser(), critic_loss)
+
+        noise = jax.random.normal(noise_key, query.a.shape)
+        t = jax.random.uniform(t_key, (len(noise), 1))
+
+        def flow_loss(flow: Flow) -> tuple[Array, None]:
+            velocity = flow.velocity(query.s, flow_point(noise, query.a, t), t)
+            return flow_matching(velocity, noise, query.a).mean(), None
+
+        flow, bc_loss, _ = descend(state.flow, optimiser, flow_loss)
+
+        z = jax.random.normal(z_key, query.a.shape)
+        a_flow = state.flow.model.act(query.s, z)
+        q_at_s = state.q.model.at(query.s, batch.context)
+
+        def policy_loss(pi: OneStepPolicy) -> tuple[Array, Array]:
+            a = pi.raw(query.s, z)
+            distance = ((a - a_flow) ** 2).mean()
+            value = q_at_s(jnp.clip(a, -1, 1)).mean(0)
+            value = normalised_q(value) if s.normalise_q else value
+            return s.alpha * distance - value.mean(), distance
+
+        pi, pi_loss, distance = descend(state.pi, optimiser, policy_loss)
+        metrics = {
+            "critic_loss": q_loss,
+            "flow_loss": bc_loss,
+            "policy_loss": pi_loss,
+            "distillation": distance,
+            "q": q_mean,
+            "max_preconditioner": q.model.max_preconditioner(),
+        }
+        return FQLState(q, follow(state.q_target, q.model, s.target_rate), flow, pi), metrics
+
+    def policy(self, state: FQLState) -> OneStepPolicy:
+        """Return the one-step policy as trained so far."""
+        return state.pi.model
+
+    def critic(self, state: FQLState) -> Critics:
+        """Return the Q critics as trained so far."""
+        return state.q.model
+
+    def diagnose(self, state: FQLState, batch: Batch) -> dict[str, Any]:
+        """Look at nothing more."""
+        return {}
+
+    def _critic_optimiser(self) -> Any:
+        s = self.settings
+        return adam(s.learning_rate, preconditioner_rate=s.local.c_learning_rate)
+
+
+def aggregate(q: Float[Array, "critics ..."], how: Aggregate) -> Float[Array, "..."]:
+    """The critics taken together: their mean or their minimum."""
+    return q.mean(0) if how == "mean" else q.min(0)

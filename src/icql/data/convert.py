@@ -1,0 +1,92 @@
+"""From any source to a file or dataset of another kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from icql.data.d4rl import write_d4rl
+from icql.data.minari_source import has_minari, remove_minari, write_minari
+from icql.data.npz import write_npz
+from icql.data.sources import Source
+from icql.data.tables import write_parquet
+from icql.data.tasks import Task
+from icql.data.transitions import Steps
+from icql.errors import UserError
+
+
+def write_dataset(source: Source, destination: str, *, force: bool = False) -> None:
+    """Write the steps of `source` to `destination`, all or nothing.
+
+    Args:
+        source: what `load_steps` gave.
+        destination: a file `.npz`, `.hdf5` or `.h5` (D4RL's layout) or `.parquet`, or
+            `minari:ID`.
+        force: replace what is there.
+
+    Raises:
+        UserError: if the kind is unknown, something is there already, or the format cannot hold
+            the steps.
+    """
+    if destination.startswith("minari:"):
+        name = destination.removeprefix("minari:")
+        taken = has_minari(name)
+        _refuse(taken and not force, destination)
+        if taken:
+            remove_minari(name)
+        write_minari(name, without_last_rule(source.steps), source.task)
+        return
+    path = Path(destination).expanduser()
+    if path.suffix.lower() not in _WRITERS:
+        raise UserError(
+            "data of this kind cannot be written.",
+            where=destination,
+            fix=f"Known kinds: {', '.join(_WRITERS)}, and minari:ID.",
+        )
+    if path.is_dir():
+        raise UserError("it is a folder.", where=destination, fix="Name a file.")
+    _refuse(path.exists() and not force, destination)
+    try:
+        _WRITERS[path.suffix.lower()](path, source.steps, source.task)
+    except OSError as error:
+        raise UserError(f"it cannot be written ({error.strerror}).", where=destination) from error
+
+
+def without_last_rule(steps: Steps) -> Steps:
+    """The same transitions without the rule about the log's very last row (`Steps`).
+
+    A terminal last row that is no transition (D4RL's rule, or no recorded successor) is marked as
+    cut, for formats that would otherwise make it one.
+    """
+    unrecorded = steps.next_observations is None
+    if steps.terminals[-1] and (steps.drop_last or unrecorded):
+        terminals, timeouts = steps.terminals.copy(), steps.timeouts.copy()
+        terminals[-1], timeouts[-1] = False, True
+        steps = replace(steps, terminals=terminals, timeouts=timeouts)
+    return replace(steps, drop_last=False)
+
+
+def _refuse(taken: bool, destination: str) -> None:
+    if taken:
+        raise UserError("it exists already.", where=destination, fix="Add --force to replace it.")
+
+
+def _write_npz(path: Path, steps: Steps, task: Task | None) -> None:
+    write_npz(path, steps, {} if task is None else {"task": task.name})
+
+
+def _write_hdf5(path: Path, steps: Steps, task: Task | None) -> None:
+    write_d4rl(path, steps)
+
+
+def _write_parquet(path: Path, steps: Steps, task: Task | None) -> None:
+    write_parquet(path, without_last_rule(steps), None if task is None else task.name)
+
+
+_WRITERS: dict[str, Callable[[Path, Steps, Task | None], None]] = {
+    ".npz": _write_npz,
+    ".hdf5": _write_hdf5,
+    ".h5": _write_hdf5,
+    ".parquet": _write_parquet,
+}

@@ -1,0 +1,305 @@
+"""D4RL's files by name: fetched once, checked, kept in the user's cache.
+
+A broken connection is taken up again where it broke, also by a later call. A file takes its final
+name only when it is whole, and lies beside a record of its address, size and SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from icql.errors import UserError, nearest
+
+BASE = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
+BASE_VARIABLE = "ICQL_D4RL_URL"  # environment variable: a mirror with the same layout
+TIMEOUT = 60.0  # seconds without a byte
+RETRIES = 5  # broken connections in a row that bring nothing
+WAIT = 1.0  # seconds before the first new attempt; doubled with each
+CHUNK = 2**18
+
+_MUJOCO = ("walker2d", "hopper", "halfcheetah")
+_LEVELS = ("random", "medium", "medium-replay", "medium-expert", "expert")
+_HANDS = ("pen", "hammer", "door")
+_KITCHEN = {
+    "complete": "mini_kitchen_microwave_kettle_light_slider-v0",
+    "partial": "kitchen_microwave_kettle_light_slider-v0",
+    "mixed": "kitchen_microwave_kettle_bottomburner_light-v0",
+}
+
+# Where D4RL keeps the file of each task, below `BASE`.
+FILES: dict[str, str] = {
+    **{
+        f"{env}-{level}-v2": f"gym_mujoco_v2/{env}_{level.replace('-', '_')}-v2.hdf5"
+        for env in _MUJOCO
+        for level in _LEVELS
+    },
+    **{
+        f"{hand}-{kind}-v1": f"hand_dapg_v1/{hand}-{kind}-v1.hdf5"
+        for hand in _HANDS
+        for kind in ("human", "cloned", "expert")
+    },
+    **{f"kitchen-{kind}-v0": f"kitchen/{file}.hdf5" for kind, file in _KITCHEN.items()},
+}
+
+_MAGIC = b"\x89HDF\r\n\x1a\n"
+_CONNECTION = (
+    urllib.error.URLError,
+    http.client.HTTPException,
+    ssl.SSLError,
+    ConnectionError,
+    TimeoutError,
+)
+Listener = Callable[[int, int], None]  # bytes done, bytes in all (0 where the server is silent)
+
+
+class _Broken(Exception):
+    """The connection failed in a way that another attempt may mend."""
+
+
+def datasets_dir() -> Path:
+    """The folder of fetched files in the user's cache (`$ICQL_CACHE`)."""
+    from icql.retrieval.cache import default_cache_dir
+
+    return default_cache_dir() / "datasets"
+
+
+def cached_file(name: str) -> Path:
+    """Where the file of dataset `name` lies once it is fetched."""
+    return datasets_dir() / f"{name}.hdf5"
+
+
+def url_of(name: str) -> str:
+    """The address of a D4RL dataset; `$ICQL_D4RL_URL` may name a mirror."""
+    if name not in FILES:
+        raise UserError(
+            f"D4RL has no dataset {name!r} that could be fetched.", fix=nearest(name, [*FILES])
+        )
+    return f"{os.environ.get(BASE_VARIABLE, BASE).rstrip('/')}/{FILES[name]}"
+
+
+def fetch(
+    name: str,
+    *,
+    sha256: str | None = None,
+    force: bool = False,
+    progress: Listener | None = None,
+) -> Path:
+    """Fetch a D4RL dataset into the cache, unless it is there and intact; returns its path.
+
+    Args:
+        name: D4RL's name of the dataset.
+        sha256: what the file must hash to, as 64 hexadecimal digits. Without it, the hash of the
+            first download is recorded and later copies are held against that record.
+        force: fetch it even if it is there.
+        progress: called with the bytes done and in all.
+
+    Raises:
+        UserError: an unknown name, no such file on the server, no connection after several
+            attempts, or a file of another size or hash; then nothing has the final name.
+    """
+    url, path = url_of(name), cached_file(name)
+    if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+        raise UserError("must be 64 hexadecimal digits.", where="sha256")
+    if path.is_file() and not force and _intact(path, sha256):
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    _download(url, part, progress)
+    digest = _sha256(part)
+    if sha256 is not None and digest != sha256.lower():
+        _discard(part)
+        raise UserError(
+            f"the fetched file has SHA-256 {digest}, but {sha256.lower()} was expected.",
+            where=url,
+            fix="The file was changed or the expectation is wrong; nothing was kept.",
+        )
+    with part.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            _discard(part)
+            raise UserError(
+                "the server sent something that is not an HDF5 file.",
+                where=url,
+                fix=f"A proxy may have answered instead, or {BASE_VARIABLE} is wrong.",
+            )
+    record = {"url": url, "bytes": part.stat().st_size, "sha256": digest}
+    _write_json(_record(path), record)
+    os.replace(part, path)
+    _discard(part)
+    return path
+
+
+def _intact(path: Path, sha256: str | None) -> bool:
+    """Whether a file that is there is the one that was fetched; False if it was damaged since."""
+    recorded = _read_json(_record(path)).get("sha256")
+    if sha256 is None and recorded is None:
+        return True  # put there by hand
+    digest = _sha256(path)
+    if sha256 is not None and digest == recorded != sha256.lower():
+        raise UserError(
+            f"it has SHA-256 {digest}, but {sha256.lower()} was expected.",
+            where=str(path),
+            fix="Fetch it again with --force, or correct the expectation.",
+        )
+    return digest == (sha256.lower() if sha256 else recorded)
+
+
+def _download(url: str, part: Path, progress: Listener | None) -> None:
+    """Bring `part` to its full size, over as many connections as it takes."""
+    failures = 0
+    while True:
+        before = _size(part)
+        try:
+            _continue(url, part, progress)
+            return
+        except _Broken as error:
+            failures = 0 if _size(part) > before else failures + 1
+            if failures > RETRIES:
+                raise UserError(
+                    f"the connection failed {failures} times ({error}).",
+                    where=url,
+                    fix=f"Try again: {_size(part):,} bytes are kept in {part} and not fetched "
+                    "twice.",
+                ) from error
+            time.sleep(WAIT * 2**failures if failures else 0)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the server will send: the file from byte `start` on, of `total` bytes (0: unknown)."""
+
+    start: int
+    total: int
+    version: str | None  # what tells this version of the file from a later one
+
+
+def _continue(url: str, part: Path, progress: Listener | None) -> None:
+    """One connection: append what is missing to `part`, or start anew if the server insists."""
+    known = _read_json(_version_file(part))
+    offset = _size(part) if known.get("url") == url and known.get("version") else 0
+    headers = {"Accept-Encoding": "identity", "User-Agent": "icql"}
+    if offset:
+        headers |= {"Range": f"bytes={offset}-", "If-Range": str(known["version"])}
+    try:
+        with urllib.request.urlopen(  # http and https only, by the address
+            urllib.request.Request(_web(url), headers=headers), timeout=TIMEOUT
+        ) as response:
+            answer = _understand(response, offset)
+            _check_room(part, answer)
+            if answer.start == 0:
+                part.unlink(missing_ok=True)
+                _write_json(_version_file(part), {"url": url, "version": answer.version})
+            _append(response, part, answer, progress)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and _range_total(error.headers) == offset:
+            return  # all of it was there already
+        if error.code == 416:
+            _discard(part)
+        elif error.code < 500 and error.code not in (408, 429):
+            raise UserError(
+                f"the server answers {error.code} ({error.reason}).",
+                where=url,
+                fix=f"The file may have moved: set {BASE_VARIABLE} to a mirror, or fetch it by "
+                "hand and give its path.",
+            ) from error
+        raise _Broken(str(error)) from error
+    except _CONNECTION as error:
+        raise _Broken(str(error) or type(error).__name__) from error
+
+
+def _understand(response: Any, offset: int) -> _Answer:
+    headers = response.headers
+    etag = headers.get("ETag")
+    # Only a strong mark says that bytes of two answers belong together.
+    strong = etag if etag and not etag.startswith("W/") else None
+    version = strong or headers.get("Last-Modified")
+    stated = headers.get("Content-Length", "")
+    length = int(stated) if stated.isdecimal() else 0
+    if response.status != 206:
+        return _Answer(0, length, version)
+    start = re.match(r"bytes (\d+)-", headers.get("Content-Range", ""))
+    if start is None or int(start[1]) != offset:
+        raise _Broken("the server sent another part of the file than asked for")
+    return _Answer(offset, offset + length if length else 0, version)
+
+
+def _append(response: Any, part: Path, answer: _Answer, progress: Listener | None) -> None:
+    done = answer.start
+    with part.open("ab") as file:
+        while chunk := response.read(CHUNK):
+            file.write(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(done, answer.total)
+    if answer.total and done != answer.total:
+        raise _Broken(f"it ended after {done:,} of {answer.total:,} bytes")
+
+
+def _check_room(part: Path, answer: _Answer) -> None:
+    free = shutil.disk_usage(part.parent).free
+    if answer.total - answer.start > free:
+        raise UserError(
+            f"{answer.total:,} bytes are needed, but only {free:,} are free.",
+            where=str(part.parent),
+            fix="Make room, or set ICQL_CACHE to another folder.",
+        )
+
+
+def _web(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"{url!r} is not a web address.", where=BASE_VARIABLE)
+    return url
+
+
+def _range_total(headers: Any) -> int | None:
+    total = re.fullmatch(r"bytes \*/(\d+)", headers.get("Content-Range", ""))
+    return int(total[1]) if total else None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _record(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def _version_file(part: Path) -> Path:
+    return part.with_name(f"{part.name}.json")
+
+
+def _discard(part: Path) -> None:
+    part.unlink(missing_ok=True)
+    _version_file(part).unlink(missing_ok=True)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content) + "\n")
+    os.replace(temporary, path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """What was recorded; nothing if the record is missing or damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,66 @@
+"""The README's and the documentation's examples run as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from icql.cli import main
+from icql.cli.main import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_python_examples_of_the_readme_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for code in blocks(README, "python"):
+        names: dict[str, object] = {}
+        exec(compile(code, "README.md", "exec"), names)
+        assert names["actions"].shape == (5, 3)
+        assert names["values"].shape == (5,)
+        assert names["layers"].shape[1] == 5
+
+
+def commands() -> list[list[str]]:
+    lines = [line for block in blocks(README, "bash") for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("icql ")]
+
+
+def test_the_readme_shows_commands():
+    assert len(commands()) >= 5
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_commands_of_the_readme_parse(command, capsys):
+    """`--help` after the options checks every name in them without running for an hour."""
+    options = [x for x in command[1:] if x != "--resume"]
+    with pytest.raises(SystemExit) as exit_:
+        main([*options, "--help"])
+    assert exit_.value.code == 0
+    assert "usage" in capsys.readouterr().out
+
+
+def test_help_of_every_command(capsys):
+    for name in COMMANDS:
+        with pytest.raises(SystemExit) as exit_:
+            main([name, "--help"])
+        assert exit_.value.code == 0
+        assert f"icql {name}" in capsys.readouterr().out
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
+        if not link.startswith("http"):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"

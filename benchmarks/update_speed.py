@@ -2,7 +2,7 @@
 
     python benchmarks/update_speed.py [--algos icql iql …] [--seeds 1] [--json FILE]
 
-Walker2d's sizes (17 observations, 6 actions), data on the device, medians over repeated chunks after
+Walker2d's sizes (17 observations, 6 actions), data on the device, medians over chunks after
 warm-up; compilation apart. The paper's numbers (tab. all_time_flop_mem) stand beside ours.
 """
 

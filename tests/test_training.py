@@ -73,6 +73,7 @@ def test_the_run_folder_holds_everything(trained):
         "policy.safetensors",
         "critic.safetensors",
         "result.json",
+        "plots/overview.png",
         "plots/score.png",
         "plots/q_by_layer.png",
         "plots/state_map.png",

@@ -153,9 +153,7 @@ class DT:
         return make_optimiser(self.settings, self.spec)
 
 
-def action_loss(
-    predicted: Float[Array, "b k act"], trajectory: Trajectory
-) -> Float[Array, ""]:
+def action_loss(predicted: Float[Array, "b k act"], trajectory: Trajectory) -> Float[Array, ""]:
     """Mean squared error of the actions over valid steps and action dimensions."""
     error = ((predicted - trajectory.a) ** 2).mean(-1)
     return (error * trajectory.valid).sum() / trajectory.valid.sum()

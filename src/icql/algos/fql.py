@@ -82,9 +82,7 @@ class OneStepPolicy(eqx.Module):
 
     def __init__(self, spec: Spec, hidden: tuple[int, ...], *, key: PRNGKeyArray) -> None:
         inputs = spec.observation_dim + spec.action_dim
-        self.net = MLP(
-            inputs, hidden, spec.action_dim, activation="gelu", final_gain=0.1, key=key
-        )
+        self.net = MLP(inputs, hidden, spec.action_dim, activation="gelu", final_gain=0.1, key=key)
         self.action_dim = spec.action_dim
 
     def raw(

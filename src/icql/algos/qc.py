@@ -95,9 +95,7 @@ class ChunkPolicy(eqx.Module):
 
     def start(self, rows: int) -> Plan:
         """Nothing planned yet."""
-        return Plan(
-            jnp.zeros((rows, self.chunk, self.action_dim)), jnp.zeros(rows, jnp.int32)
-        )
+        return Plan(jnp.zeros((rows, self.chunk, self.action_dim)), jnp.zeros(rows, jnp.int32))
 
     def step(
         self,

@@ -112,7 +112,7 @@ class Memory(eqx.Module):
     def retrieve(
         self, query: Float[Array, "b width"], episode: Int[Array, " b"], candidates: int
     ) -> Trajectory:
-        """The best sub-trajectory of another episode for each query; invalid where there is none."""
+        """The best sub-trajectory of another episode for each query; invalid where none is."""
         usable = (self.episode != NO_EPISODE) & (self.episode != episode[:, None])
         similarity = jnp.where(usable, query @ self.embeddings.T, -jnp.inf)
         similar, place = jax.lax.top_k(similarity, candidates)

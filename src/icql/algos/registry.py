@@ -13,7 +13,11 @@ from icql.algos.base import Algorithm, Spec
 from icql.algos.bc import BC, BCSettings
 from icql.algos.cql import CQL, CQLSettings
 from icql.algos.dmg import DMG, DMGSettings
+from icql.algos.dt import DT, DTSettings
+from icql.algos.fql import FQL, FQLSettings
 from icql.algos.iql import IQL, IQLSettings
+from icql.algos.qc import QC, QCSettings
+from icql.algos.radt import RADT, RADTSettings
 from icql.algos.rebrac import ReBRAC, ReBRACSettings
 from icql.algos.sac import SAC, SACSettings
 from icql.algos.td3bc import TD3BC, TD3BCSettings
@@ -59,6 +63,10 @@ ALGORITHMS = {
             "Tarasov et al. 2023",
         ),
         Entry("dmg", "doubly mild generalisation", DMG, DMGSettings, "Mao et al. 2024"),
+        Entry("dt", "Decision Transformer", DT, DTSettings, "Chen et al. 2021"),
+        Entry("radt", "retrieval-augmented DT, a port", RADT, RADTSettings, "Schmied et al. 2024"),
+        Entry("fql", "flow policy, distilled to one step", FQL, FQLSettings, "Park et al. 2025"),
+        Entry("qc", "action chunks, best of n", QC, QCSettings, "Li et al. 2025"),
         Entry(
             "sac",
             "soft actor-critic, the online oracle",

@@ -15,6 +15,7 @@ from icql.errors import UserError, nearest
 COMMANDS = {
     "train": ("icql.cli.train", "train a policy from logged data"),
     "evaluate": ("icql.cli.evaluate", "score the policies of a run in their environment"),
+    "data": ("icql.cli.data", "list, show, validate, convert, fetch and collect datasets"),
     "algos": ("icql.cli.algos", "list algorithms, their settings and where those come from"),
 }
 

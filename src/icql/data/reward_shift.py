@@ -100,8 +100,9 @@ def _linear(steps: Steps, rows: NDArray[np.int64]) -> Shift | None:
     features /= np.where(features.std(0) > 0, features.std(0), 1)
     if len(rows) < PER_FEATURE * features.shape[1]:
         return None
-    basis = np.linalg.svd(features, full_matrices=False)
-    directions = basis.U[:, basis.S > 1e-6 * basis.S[0]] if basis.S[0] > 0 else basis.U[:, :0]
+    power, axes = np.linalg.eigh(features.T @ features)
+    used = power > 1e-10 * max(power[-1], 1.0)
+    directions = features @ (axes[:, used] / np.sqrt(power[used]))  # orthonormal columns
     left = {}
     for lag in (0, 1, -1):
         reward = steps.rewards[rows + lag].astype(np.float64)

@@ -74,9 +74,9 @@ def write_parquet(path: str | Path, steps: Steps, task: str | None = None) -> No
     pa, parquet = _arrow("pyarrow", path), _arrow("pyarrow.parquet", path)
     steps = steps.checked(str(path))
     ends = steps.terminals | steps.timeouts
-    episode = np.cumsum(ends) - ends
+    episode: NDArray[np.int64] = np.cumsum(ends) - ends
     starts = np.flatnonzero(np.append(True, ends[:-1]))
-    table = {
+    table: dict[str, NDArray[Any]] = {
         "episode": episode.astype(np.int32),
         "step": (np.arange(len(steps)) - starts[episode]).astype(np.int32),
         **_numbered("observation", steps.observations),
@@ -220,7 +220,7 @@ def _log(column: Column, rows: int, chosen: Chosen, columns: Columns, source: st
         next_observations=numbers(chosen.next_observation) if chosen.next_observation else None,
         valid=valid if valid is None or order is None else valid[order],
     )
-    warnings = ()
+    warnings: tuple[str, ...] = ()
     if bounds is not None:
         low, high = (", ".join(f"{x:g}" for x in np.unique(b)) for b in bounds)
         warnings = (

@@ -49,9 +49,7 @@ class History(eqx.Module):
         past = self.steps
         earned = jnp.where(fresh, 0, self.earned + rewards)
         paid = earned if goal.running_rewards else rewards
-        to_go = jnp.where(
-            fresh, goal.target / goal.scale, past.to_go[:, -1] - paid / goal.scale
-        )
+        to_go = jnp.where(fresh, goal.target / goal.scale, past.to_go[:, -1] - paid / goal.scale)
         steps = Trajectory(
             to_go=_append(past.to_go, to_go),
             s=_append(past.s, s),

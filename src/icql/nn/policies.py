@@ -177,6 +177,7 @@ class Standardised(eqx.Module):
     std: Float[Array, " obs"]
 
     def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
+        """Actions without history."""
         if isinstance(self.policy, MemoryPolicy):
             rows = s.reshape(-1, s.shape[-1])
             count = len(rows)

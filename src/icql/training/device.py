@@ -158,9 +158,9 @@ def find_episodes(data: Transitions, reward_scale: float, length: int) -> Episod
     later = np.diff(data.step) > 0
     if len(np.unique(data.episode)) != begins.sum() or not (later | begins[1:]).all():
         raise UserError(
-            "its transitions are shuffled: windows need the steps of an episode together, in order.",
+            "its transitions are shuffled; sequences need the steps of an episode in order.",
             where=source,
-            fix="Give the log as it was recorded, or take an algorithm that needs transitions only.",
+            fix="Give the log as it was recorded, or take an algorithm without sequences.",
         )
     breaks = begins | np.append(True, np.diff(data.step) != 1)
     last = _per_group(np.append(np.flatnonzero(breaks)[1:], len(data)) - 1, breaks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,85 +14,82 @@ from icql.files import atomic, read_json
 from icql.retrieval import Neighbours
 from icql.training.run_folder import RunFolder
 
-BLUE, ORANGE, GREY = "#2563a8", "#d9822b", "#8a8f98"
+BLUE, GREY = "#2563a8", "#8a8f98"
+Panel = Callable[[Any], None]  # draws on the axes it is given
 
 
 def draw_run(folder: RunFolder, data: Transitions, neighbours: Neighbours | None) -> list[Path]:
-    """Draw every picture this run has the numbers for; returns their paths."""
+    """Draw every picture this run has the numbers for, and the most telling ones side by side."""
     rows = list(folder.rows())
     train = [row for row in rows if row["kind"] == "train"]
     looks = [row for row in rows if row["kind"] == "evaluation"]
-    drawn = [_save(folder, "training", _training(train))]
+    result = read_json(folder.result_path)
+    panels: dict[str, Panel] = {}
     if looks and "score" in looks[0]:
-        drawn.append(_save(folder, "score", _score(looks, read_json(folder.result_path))))
+        panels["score"] = lambda ax: _score(ax, looks, result)
     if looks and "q_by_layer" in looks[-1]:
-        drawn.append(_save(folder, "q_by_layer", _layers(looks[-1])))
-    drawn.append(_save(folder, "state_map", _state_map(data)))
+        panels["q_by_layer"] = lambda ax: _layers(ax, looks[-1])
+    panels["state_map"] = lambda ax: _state_map(ax, data)
+    overview = list(panels.values())
+    panels["losses"] = lambda ax: _curves(ax, train, "loss", lambda name: name.endswith("_loss"))
+    if "q" in train[0]:
+        names = ("q", "v", "advantage", "td_error")
+        panels["values"] = lambda ax: _curves(ax, train, "value", lambda name: name in names)
     if neighbours is not None:
-        drawn.append(_save(folder, "neighbour_distance", _distances(neighbours)))
-    return drawn
+        panels["neighbour_distance"] = lambda ax: _distances(ax, neighbours)
+    drawn = [_draw(folder, name, [panel]) for name, panel in panels.items()]
+    return [*drawn, _draw(folder, "overview", overview)]
 
 
-def _save(folder: RunFolder, name: str, figure: Figure) -> Path:
+def _draw(folder: RunFolder, name: str, panels: list[Panel]) -> Path:
+    figure = Figure(figsize=(5.6 * len(panels), 3.8), layout="constrained")
+    for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        ax.spines[["top", "right"]].set_visible(False)
+        panel(ax)
     path = folder.plots / f"{name}.png"
     with atomic(path) as temporary:
-        figure.savefig(temporary, dpi=130)
+        figure.savefig(temporary, dpi=110)
     return path
 
 
-def _figure(width: float = 6.4, columns: int = 1) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(width, 3.8), layout="constrained")
-    axes = figure.subplots(1, columns)
-    for ax in np.atleast_1d(axes):
-        ax.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _score(looks: list[dict[str, Any]], result: dict[str, Any]) -> Figure:
-    figure, ax = _figure()
+def _score(ax: Any, looks: list[dict[str, Any]], result: dict[str, Any]) -> None:
     steps = [row["step"] for row in looks]
     scores = np.array([row["score"] for row in looks])
-    for seed in scores.T:
-        ax.plot(steps, seed, color=BLUE, alpha=0.35, lw=1)
+    if scores.shape[1] > 1:
+        ax.plot(steps, scores, color=BLUE, alpha=0.35, lw=1)
     ax.plot(steps, scores.mean(1), color=BLUE, lw=2, marker="o", ms=3.5, label=result["algo"])
     if result["behaviour_score"] is not None:
         ax.axhline(result["behaviour_score"], color=GREY, ls="--", label="mean of the data")
     ax.set(xlabel="updates", ylabel="normalised score")
-    ax.set_title(f"{result['algo']} on {result['dataset']}, {scores.shape[1]} seed(s)", loc="left")
+    ax.set_ylim(bottom=min(0.0, float(scores.min())))
+    name = Path(result["dataset"]).stem
+    ax.set_title(f"{result['algo']} on {name}, {scores.shape[1]} seed(s)", loc="left")
     ax.legend(frameon=False)
-    return figure
 
 
-def _training(train: list[dict[str, Any]]) -> Figure:
-    figure, (left, right) = _figure(9.6, 2)
-    steps = [row["step"] for row in train]
-    names = [n for n in train[0] if n not in ("step", "kind", "seconds")]
-    groups = (
-        (left, "loss", [n for n in names if n.endswith("_loss")]),
-        (right, "value", [n for n in names if n in ("q", "v", "advantage", "td_error")]),
-    )
-    for ax, title, members in groups:
-        for name in members:
-            ax.plot(steps, [np.mean(row[name]) for row in train], lw=1.4, label=name)
-        ax.set_title(title, loc="left")
-        ax.set_xlabel("updates")
-        if members:
-            ax.legend(frameon=False, fontsize=8)
-        else:
-            ax.set_visible(False)
-    return figure
+def _curves(
+    ax: Any, train: list[dict[str, Any]], title: str, wanted: Callable[[str], bool]
+) -> None:
+    for name in filter(wanted, train[0]):
+        ax.plot(
+            [row["step"] for row in train],
+            [np.mean(row[name]) for row in train],
+            lw=1.4,
+            label=name.removesuffix("_loss"),
+        )
+    ax.set_xlabel("updates")
+    ax.set_title(f"{title}, mean over seeds", loc="left")
+    ax.legend(frameon=False, fontsize=8)
 
 
-def _layers(look: dict[str, Any]) -> Figure:
-    figure, ax = _figure()
+def _layers(ax: Any, look: dict[str, Any]) -> None:
     for trace in np.atleast_2d(look["q_by_layer"]):
         ax.plot(np.arange(1, len(trace) + 1), trace, color=BLUE, marker="o", ms=3)
-    ax.set(xlabel="layer ℓ (in-context TD step)", ylabel="mean Q̂ after the layer")
-    ax.set_title("The local Q-function is refined layer by layer", loc="left")
-    return figure
+    ax.set(xlabel="layer ℓ", ylabel="mean Q̂ after the layer")
+    ax.set_title("Q̂ after every in-context TD step", loc="left")
 
 
-def _state_map(data: Transitions, most: int = 20_000) -> Figure:
+def _state_map(ax: Any, data: Transitions, most: int = 20_000) -> None:
     """States on their two principal directions, coloured by the return that followed."""
     rows = np.linspace(0, len(data) - 1, min(len(data), most)).astype(int)
     states = data.states[rows].astype(np.float64)
@@ -99,14 +97,12 @@ def _state_map(data: Transitions, most: int = 20_000) -> Figure:
     states = (states - states.mean(0)) / np.where(spread < 1e-6, 1.0, spread)
     _, _, directions = np.linalg.svd(states[:: max(1, len(states) // 4000)], full_matrices=False)
     plane = states @ directions[:2].T
-    figure, ax = _figure()
     colour = return_to_go(data)[rows]
     low, high = np.percentile(colour, [2, 98])
     dots = ax.scatter(*plane.T, c=colour, s=2, lw=0, cmap="viridis", vmin=low, vmax=high)
-    figure.colorbar(dots, ax=ax, label="discounted return that followed")
+    ax.figure.colorbar(dots, ax=ax, label="discounted return that followed")
     ax.set(xlabel="first principal direction", ylabel="second")
     ax.set_title(f"{data.info.name}: {len(data):,} transitions", loc="left")
-    return figure
 
 
 def return_to_go(data: Transitions, discount: float = 0.99) -> np.ndarray:
@@ -119,10 +115,8 @@ def return_to_go(data: Transitions, discount: float = 0.99) -> np.ndarray:
     return total
 
 
-def _distances(neighbours: Neighbours) -> Figure:
-    figure, ax = _figure()
+def _distances(ax: Any, neighbours: Neighbours) -> None:
     distances = np.asarray(neighbours.report.mean_distance)
     ax.plot(np.arange(1, len(distances) + 1), distances, color=BLUE, marker="o", ms=3)
     ax.set(xlabel="k-th neighbour", ylabel="mean distance")
     ax.set_title("How far the context reaches", loc="left")
-    return figure

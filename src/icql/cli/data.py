@@ -1,0 +1,48 @@
+"""`icql data COMMAND`: dispatch to one file per command."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from icql.errors import UserError, nearest
+
+# command: (module with a `run(argv) -> result | None`, one line of help)
+COMMANDS = {
+    "list": ("icql.cli.data_list", "tasks, and which of their datasets are on this machine"),
+    "show": ("icql.cli.data_show", "counts, returns and score of a dataset"),
+    "validate": ("icql.cli.data_validate", "look for mistakes in a dataset before training"),
+    "coverage": ("icql.cli.data_coverage", "how dense the data is: is local estimation possible?"),
+    "convert": ("icql.cli.data_convert", "write a dataset in another format"),
+    "fetch": ("icql.cli.data_fetch", "fetch a D4RL or Minari dataset"),
+    "collect": ("icql.cli.data_collect", "make a dataset with online SAC by D4RL's protocol"),
+}
+
+HELP = """\
+usage: icql data COMMAND [OPTIONS]      (every command has --help; --json for machines)
+
+{commands}
+
+A dataset is a task's name, a file (.hdf5, .npz, .csv, .parquet) or minari:ID. The columns of CSV
+and Parquet logs are named by a TOML file beside them, e.g. logs.csv.toml:
+  observation = "obs_*"
+  action = ["torque"]
+  reward = "reward"
+  episode = "run"
+  time = "t"
+  terminal = "failed"
+"""
+
+
+def run(argv: list[str]) -> dict[str, Any] | None:
+    """Run one command of `icql data`."""
+    if argv and argv[0] in ("-h", "--help"):
+        lines = (f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items())
+        print(HELP.format(commands="\n".join(lines)), end="")
+        return None
+    command = argv[0] if argv else ""
+    if command not in COMMANDS:
+        said = f"there is no command {command!r}." if argv else "say which command."
+        raise UserError(said, where="icql data", fix=nearest(command, list(COMMANDS)))
+    result: dict[str, Any] | None = import_module(COMMANDS[command][0]).run(argv[1:])
+    return result

@@ -1,0 +1,85 @@
+"""`icql data show`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+from icql.data.sources import load_dataset
+from icql.data.tasks import get_task
+from icql.data.transitions import Transitions
+
+
+@dataclass(frozen=True)
+class Show:
+    """The options of `icql data show`."""
+
+    dataset: tyro.conf.Positional[str]
+    """Name, file, or minari:ID."""
+    task: str | None = None
+    """Task of the table; by default what the data says."""
+    columns: Path | None = None
+    """Mapping file of a CSV or Parquet log; by default the one beside it."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print one JSON object on standard output."""
+
+
+def run(argv: list[str]) -> dict[str, Any] | None:
+    """Parse, load, print."""
+    options = tyro.cli(
+        Show,
+        prog="icql data show",
+        description="Show what a dataset holds: the transitions that training would see, and the "
+        "returns of its whole episodes.",
+        args=argv,
+    )
+    data = load_dataset(options.dataset, task=options.task, columns=options.columns)
+    facts = summary(data)
+    if options.json:
+        return facts
+    for key, value in facts.items():
+        if key != "warnings":
+            print(f"{key:<16} {_text(value)}")
+    for warning in facts["warnings"]:
+        print(f"warning          {warning}")
+    return None
+
+
+def summary(data: Transitions) -> dict[str, Any]:
+    """What `icql data show` says of a dataset; returns and lengths are of whole episodes."""
+    info = data.info
+    returns, lengths = np.asarray(info.episode_returns), np.asarray(info.episode_lengths)
+    task = None if info.task is None else get_task(info.task)
+    return {
+        "name": info.name,
+        "source": info.source,
+        "task": info.task,
+        "transitions": len(data),
+        "episodes": len(np.unique(data.episode)),
+        "observation_dim": data.observation_dim,
+        "action_dim": data.action_dim,
+        "dropped": info.dropped,
+        "return_mean": float(returns.mean()) if returns.size else None,
+        "return_min": float(returns.min()) if returns.size else None,
+        "return_max": float(returns.max()) if returns.size else None,
+        "length_mean": float(lengths.mean()) if lengths.size else None,
+        "behaviour_score": None if task is None else task.behaviour_score(info),
+        "data_hash": data.content_hash(),
+        "warnings": list(info.warnings),
+    }
+
+
+def _text(value: Any) -> str:
+    match value:
+        case None:
+            return "unknown"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.2f}"
+        case _:
+            return str(value)

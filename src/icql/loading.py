@@ -91,6 +91,8 @@ class TrainedPolicy:
     def act(self, observations: ArrayLike, *, seed: int | None = None) -> NDArray[np.float32]:
         """Actions for one observation (obs,) or a batch (B, obs), by one training seed's policy.
 
+        A policy that remembers its episode (DT, RA-DT, QC) takes each observation as the first of
+        an episode; to let it play on, use `evaluate`, or step `policies` (see `MemoryPolicy`).
         `seed` is a training seed of the run; the first one where not given.
         """
         batch = np.asarray(observations, np.float32)

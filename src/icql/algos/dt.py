@@ -20,6 +20,7 @@ from icql.algos.base import Batch, DataSettings, Metrics, Needs, Spec, Window
 from icql.algos.optimise import Trained, adamw, descend, start
 from icql.errors import UserError
 from icql.nn.history import Goal, History
+from icql.nn.policies import first_action
 from icql.nn.transformer import DecisionTransformer, Trajectory
 
 
@@ -90,6 +91,10 @@ class DTPolicy(eqx.Module):
     model: DecisionTransformer
     goal: Goal
     length: int = eqx.field(static=True)
+
+    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
+        """The first action of an episode that begins in s."""
+        return first_action(self, s)
 
     def start(self, rows: int) -> History:
         """No history."""

@@ -28,6 +28,7 @@ from icql.errors import UserError
 from icql.losses import chunk_target, flow_matching, flow_point, masked_mean
 from icql.nn.critics import Critics, LocalSettings, make_critics
 from icql.nn.flow import Flow, noise_of_state
+from icql.nn.policies import first_action
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,10 @@ class ChunkPolicy(eqx.Module):
         chunks = self.flow.act(several, noise)
         values = aggregate(self.q.at(s)(chunks), self.q_aggregate)
         return jnp.take_along_axis(chunks, values.argmax(0)[None, :, None], axis=0)[0]
+
+    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
+        """The first action of an episode that begins in s."""
+        return first_action(self, s)
 
     def start(self, rows: int) -> Plan:
         """Nothing planned yet."""

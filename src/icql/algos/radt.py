@@ -42,6 +42,7 @@ from icql.algos.dt import (
 from icql.algos.optimise import Trained, descend, start
 from icql.errors import UserError
 from icql.nn.history import Goal, History
+from icql.nn.policies import first_action
 from icql.nn.transformer import DecisionTransformer, Trajectory
 
 NO_EPISODE, ACTING = -1, -2  # an empty place in the memory; a query from outside the data
@@ -132,6 +133,10 @@ class RADTPolicy(eqx.Module):
     goal: Goal
     length: int = eqx.field(static=True)
     candidates: int = eqx.field(static=True)
+
+    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
+        """The first action of an episode that begins in s."""
+        return first_action(self, s)
 
     def start(self, rows: int) -> History:
         """No history."""

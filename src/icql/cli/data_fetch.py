@@ -12,7 +12,7 @@ from icql.data.minari_source import fetch_minari
 from icql.errors import UserError
 from icql.progress import Display, Work
 
-DESCRIPTION = """Fetch a D4RL dataset into the user's cache, or a Minari dataset into Minari's folder.
+DESCRIPTION = """Fetch a D4RL dataset into the user's cache, or a Minari dataset into Minari's.
 
 A fetch that broke off goes on where it stopped. ICQL_D4RL_URL names a mirror, ICQL_CACHE another
 folder."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from icql.data.d4rl import write_d4rl
-from icql.data.minari_source import has_minari, remove_minari, write_minari
+from icql.data.minari_source import write_minari
 from icql.data.npz import write_npz
 from icql.data.sources import Source
 from icql.data.tables import write_parquet
@@ -31,11 +31,7 @@ def write_dataset(source: Source, destination: str, *, force: bool = False) -> N
     """
     if destination.startswith("minari:"):
         name = destination.removeprefix("minari:")
-        taken = has_minari(name)
-        _refuse(taken and not force, destination)
-        if taken:
-            remove_minari(name)
-        write_minari(name, without_last_rule(source.steps), source.task)
+        write_minari(name, without_last_rule(source.steps), source.task, force=force)
         return
     path = Path(destination).expanduser()
     if path.suffix.lower() not in _WRITERS:
@@ -46,7 +42,8 @@ def write_dataset(source: Source, destination: str, *, force: bool = False) -> N
         )
     if path.is_dir():
         raise UserError("it is a folder.", where=destination, fix="Name a file.")
-    _refuse(path.exists() and not force, destination)
+    if path.exists() and not force:
+        raise UserError("it exists already.", where=destination, fix="Add --force to replace it.")
     try:
         _WRITERS[path.suffix.lower()](path, source.steps, source.task)
     except OSError as error:
@@ -65,11 +62,6 @@ def without_last_rule(steps: Steps) -> Steps:
         terminals[-1], timeouts[-1] = False, True
         steps = replace(steps, terminals=terminals, timeouts=timeouts)
     return replace(steps, drop_last=False)
-
-
-def _refuse(taken: bool, destination: str) -> None:
-    if taken:
-        raise UserError("it exists already.", where=destination, fix="Add --force to replace it.")
 
 
 def _write_npz(path: Path, steps: Steps, task: Task | None) -> None:

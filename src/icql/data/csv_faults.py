@@ -63,6 +63,8 @@ def _search(path: Path, delimiter: str, kinds: Mapping[str, Kind]) -> UserError 
                     f"but a {kinds[name]} is needed.",
                     where=str(path),
                 )
+    if row < 0:
+        return UserError("there are no steps in it (zero rows).", where=str(path))
     return None
 
 

@@ -31,7 +31,7 @@ WAIT = 1.0  # seconds before the first new attempt; doubled with each
 CHUNK = 2**18
 
 _MUJOCO = ("walker2d", "hopper", "halfcheetah")
-_LEVELS = ("random", "medium", "medium-replay", "medium-expert", "expert")
+_LEVELS = ("medium", "medium-replay", "medium-expert")
 _HANDS = ("pen", "hammer", "door")
 _KITCHEN = {
     "complete": "mini_kitchen_microwave_kettle_light_slider-v0",
@@ -49,7 +49,7 @@ FILES: dict[str, str] = {
     **{
         f"{hand}-{kind}-v1": f"hand_dapg_v1/{hand}-{kind}-v1.hdf5"
         for hand in _HANDS
-        for kind in ("human", "cloned", "expert")
+        for kind in ("human", "cloned")
     },
     **{f"kitchen-{kind}-v0": f"kitchen/{file}.hdf5" for kind, file in _KITCHEN.items()},
 }
@@ -243,8 +243,11 @@ def _append(response: Any, part: Path, answer: _Answer, progress: Listener | Non
             done += len(chunk)
             if progress is not None:
                 progress(done, answer.total)
-    if answer.total and done != answer.total:
+    if answer.total and done < answer.total:
         raise _Broken(f"it ended after {done:,} of {answer.total:,} bytes")
+    if _size(part) != done:  # somebody else wrote to it as well
+        _discard(part)
+        raise _Broken("two programs fetched it at once")
 
 
 def _check_room(part: Path, answer: _Answer) -> None:

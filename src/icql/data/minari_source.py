@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -48,20 +52,23 @@ def read_minari(dataset_id_or_path: str | Path) -> Steps:
         raise _damaged(source, error) from error
 
 
-def write_minari(dataset_id: str, steps: Steps, task: Task | None = None) -> None:
-    """Write steps as a new dataset of the local Minari folder, all or nothing.
+def write_minari(
+    dataset_id: str, steps: Steps, task: Task | None = None, *, force: bool = False
+) -> None:
+    """Write steps as a dataset of the local Minari folder, all or nothing.
 
     Minari keeps the successor of an episode's last step. Where it was not recorded, the last
     observation is repeated, which is what its transition is given here as well.
     `steps.drop_last` has no place: see `icql.data.convert.without_last_rule`.
 
     Raises:
-        UserError: if Minari is not installed, the id is taken or no id of a dataset, rows are
-            marked invalid, or successors inside an episode are not its next rows.
+        UserError: if Minari is not installed, the id is malformed or, without `force`, taken, rows
+            are marked invalid, or successors inside an episode are not its next rows.
     """
     source = f"minari:{dataset_id}"
-    minari, collector = _minari(source), import_module("minari.data_collector")
-    spaces = import_module("gymnasium.spaces")
+    minari, folder = _minari(source), _folder(dataset_id, source)
+    if folder.exists() and not force:
+        raise UserError("it exists already.", where=source, fix="Add --force to replace it.")
     steps = steps.checked(source)
     if steps.valid is not None and not steps.valid.all():
         raise UserError(
@@ -71,8 +78,9 @@ def write_minari(dataset_id: str, steps: Steps, task: Task | None = None) -> Non
         )
     if steps.next_observations is not None:
         check_chain(steps, source)
-    buffers = [
-        collector.EpisodeBuffer(
+    buffer = import_module("minari.data_collector").EpisodeBuffer
+    episodes = [
+        buffer(
             id=number,
             observations=np.concatenate([steps.observations[rows], final]),
             actions=steps.actions[rows],
@@ -83,14 +91,14 @@ def write_minari(dataset_id: str, steps: Steps, task: Task | None = None) -> Non
         for number, (rows, final) in enumerate(_episodes(steps))
     ]
     try:
-        with warnings.catch_warnings():
+        with _replaced(folder), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Minari asks for an author, a code link, scores
             minari.create_dataset_from_buffers(
                 dataset_id,
-                buffers,
+                episodes,
                 env=None,
-                observation_space=_box(spaces, steps.observations),
-                action_space=_box(spaces, steps.actions),
+                observation_space=_box(steps.observations),
+                action_space=_box(steps.actions),
                 description=None if task is None else f"Task: {task.name}",
             )
     except (OSError, ValueError) as error:
@@ -104,9 +112,11 @@ def fetch_minari(dataset_id: str) -> None:
         UserError: if Minari is not installed, or the server does not have or send the dataset.
     """
     source = f"minari:{dataset_id}"
+    minari = _minari(source)
     try:
-        _minari(source).download_dataset(dataset_id)
-    except (OSError, KeyError, ValueError) as error:
+        with redirect_stdout(sys.stderr):  # Minari talks; standard output is for results
+            minari.download_dataset(dataset_id)
+    except (OSError, KeyError, ValueError, ImportError) as error:
         raise UserError(
             f"it cannot be fetched ({error}).",
             where=source,
@@ -114,14 +124,30 @@ def fetch_minari(dataset_id: str) -> None:
         ) from error
 
 
-def has_minari(dataset_id: str) -> bool:
-    """Whether the local Minari folder holds this dataset."""
-    return dataset_id in _minari(f"minari:{dataset_id}").list_local_datasets()
+def _folder(dataset_id: str, source: str) -> Path:
+    """The folder of a dataset; an id that is none could lead anywhere, so it is refused."""
+    local = import_module("minari.storage.local")
+    try:
+        local.parse_dataset_id(dataset_id)
+    except ValueError as error:
+        raise UserError(f"this is no Minari id ({error}).", where=source) from error
+    return Path(local.get_dataset_path(dataset_id))
 
 
-def remove_minari(dataset_id: str) -> None:
-    """Remove a dataset of the local Minari folder."""
-    _minari(f"minari:{dataset_id}").delete_dataset(dataset_id)
+@contextmanager
+def _replaced(folder: Path) -> Iterator[None]:
+    """Set an older dataset aside; if the body fails it comes back and nothing else stays."""
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    if folder.exists():
+        folder.rename(aside)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if aside.exists():
+            aside.rename(folder)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _episodes(steps: Steps) -> Iterator[tuple[slice, Floats]]:
@@ -142,8 +168,8 @@ def _cut(terminals: Bools) -> Bools:
     return marks
 
 
-def _box(spaces: Any, rows: Floats) -> Any:
-    return spaces.Box(-np.inf, np.inf, rows.shape[1:], np.float32)
+def _box(rows: Floats) -> Any:
+    return import_module("gymnasium.spaces").Box(-np.inf, np.inf, rows.shape[1:], np.float32)
 
 
 def _minari(source: str) -> Any:
@@ -151,7 +177,7 @@ def _minari(source: str) -> Any:
         return import_module("minari")
     except ImportError as error:
         raise UserError(
-            "Minari is needed to read it and is not installed.",
+            "Minari is needed for it and is not installed.",
             where=source,
             fix="pip install 'icql[minari]'",
         ) from error

@@ -16,7 +16,7 @@ BLUE, ORANGE, GREY = "#2563a8", "#d9822b", "#8a8f98"
 FITTED = 20_000  # states at most that the map's directions are computed from
 
 
-def figure(width: float = 6.4, height: float = 3.8) -> tuple[Figure, Any]:
+def figure(width: float = 5.4, height: float = 3.4) -> tuple[Figure, Any]:
     """A figure with one pair of axes in the style of the package."""
     drawn = Figure(figsize=(width, height), layout="constrained")
     axes = drawn.subplots()
@@ -44,7 +44,10 @@ def state_map(states: NDArray[np.floating]) -> Array:
     sample = states[:: max(1, len(states) // FITTED)]
     sample = (sample - centre) / shape
     _, axes = np.linalg.eigh(sample.T @ sample)
-    axes = axes[:, ::-1][:, :2] / shape[:, None]
+    axes = axes[:, ::-1][:, :2]
+    axes = (
+        np.where(axes.sum(0) < 0, -axes, axes) / shape[:, None]
+    )  # either sign would do: choose one
     plane = (states - centre) @ axes
     return np.pad(plane, ((0, 0), (0, 2 - plane.shape[1])))  # one column only: a line
 

@@ -27,7 +27,8 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; p
 h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 .source { opacity: .7; margin: 0 0 1rem; overflow-wrap: anywhere; }
-.verdict { font-weight: 600; padding: .6rem .8rem; border-left: .35rem solid; background: var(--soft); }
+.verdict { font-weight: 600; padding: .6rem .8rem; border-left: .35rem solid;
+  background: var(--soft); }
 .error { color: var(--bad); } .warning { color: var(--warn); } .good { color: var(--good); }
 dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: .6rem; }
 dl div { background: var(--soft); padding: .5rem .7rem; border-radius: .4rem; }
@@ -88,6 +89,7 @@ def _verdict(findings: Findings) -> str:
 def _numbers(steps: Steps, data: Transitions, task: Task | None) -> str:
     returns = np.asarray(data.info.episode_returns)
     lengths = np.asarray(data.info.episode_lengths)
+    rewards = data.rewards.astype(np.float64)
     numbers = {
         "rows": f"{len(steps):,}",
         "invalid rows left out": f"{data.info.dropped:,}",
@@ -95,7 +97,7 @@ def _numbers(steps: Steps, data: Transitions, task: Task | None) -> str:
         "episodes": f"{len(np.unique(data.episode)):,}",
         "terminal / timed out": f"{steps.terminals.sum():,} / {steps.timeouts.sum():,}",
         "observation / action": f"{data.observation_dim} / {data.action_dim}",
-        "reward": f"{data.rewards.mean():.3g} ± {data.rewards.std():.3g}",
+        "reward": f"{rewards.mean():.3g} ± {rewards.std():.3g}",
     }
     if len(returns):
         numbers["return"] = f"{returns.mean():.4g} ({returns.min():.4g} … {returns.max():.4g})"
@@ -173,7 +175,7 @@ def _reward_over_time(data: Transitions, points: int = 200) -> Figure:
     order = np.argsort(data.step, kind="stable")
     span = data.step[order] // width
     cuts = np.flatnonzero(np.diff(span)) + 1
-    groups = np.split(data.rewards[order], cuts)
+    groups = np.split(data.rewards[order].astype(np.float64), cuts)
     steps = span[np.append(0, cuts)] * width
     low, middle, high = np.array([np.percentile(group, [10, 50, 90]) for group in groups]).T
     axes.fill_between(steps, low, high, color=BLUE, alpha=0.2, lw=0, label="middle 80 %")
@@ -182,8 +184,9 @@ def _reward_over_time(data: Transitions, points: int = 200) -> Figure:
     count = axes.twinx()
     count.spines["top"].set_visible(False)
     alive = [len(group) / width for group in groups]
-    count.plot(steps, alive, color=GREY, lw=1, ls=":", label="episodes")
+    count.plot(steps, alive, color=GREY, lw=1.5, ls=":", label="episodes")
     count.set(ylabel="episodes that reach it", ylim=(0, None))
+    count.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     handles = [*axes.get_lines(), *axes.collections, *count.get_lines()]
     drawn.legend(handles=handles, frameon=False, loc="outside upper center", ncols=3)
     return drawn
@@ -194,7 +197,7 @@ def _map(data: Transitions) -> Figure:
     plane = state_map(data.states)[rows]
     colour = return_to_go(data.rewards, data.episode)[rows]
     low, high = np.percentile(colour, [2, 98])
-    drawn, axes = figure(height=4.4)
+    drawn, axes = figure(height=3.8)
     size = float(np.clip(40_000 / len(rows), 2, 20))
     order = np.argsort(colour, kind="stable")  # high returns on top
     dots = axes.scatter(

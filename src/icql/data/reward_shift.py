@@ -93,9 +93,9 @@ def _kitchen(steps: Steps, rows: NDArray[np.int64], task: Task) -> Shift | None:
 
 def _linear(steps: Steps, rows: NDArray[np.int64]) -> Shift | None:
     rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), FITTED)).astype(int)]
-    actions = steps.actions[rows]
+    actions = steps.actions[rows].astype(np.float64)
     s, following = steps.observations[rows], steps.observations[rows + 1]
-    features = np.concatenate([s, actions, actions**2, following], axis=1).astype(np.float64)
+    features = np.concatenate([s, actions, actions**2, following], axis=1)
     features -= features.mean(0)
     features /= np.where(features.std(0) > 0, features.std(0), 1)
     if len(rows) < PER_FEATURE * features.shape[1]:

@@ -23,7 +23,7 @@ from icql.data.csv_faults import Kind, first_fault, read_header
 from icql.data.transitions import Bools, Floats, Steps
 from icql.errors import UserError
 
-BLOCK_BYTES = 4 * 2**20  # of CSV that a thread parses at a time
+BLOCK_BYTES = 2**19  # of CSV that a thread parses at a time: small enough for its cache
 BOUND_SLACK = 1e-5  # of the range: rounding may put an action a little outside its bounds
 _META = b"icql"  # key of what a Parquet file of ours says about itself
 
@@ -93,13 +93,28 @@ def write_parquet(path: str | Path, steps: Steps, task: str | None = None) -> No
 
 
 def _read_csv(path: Path, columns: Columns) -> Log:
-    csv, pa = _arrow("pyarrow.csv", path), _arrow("pyarrow", path)
+    pa = _arrow("pyarrow", path)
     header = read_header(path, columns.delimiter)
     chosen = choose(columns, header, str(path))
     checks.check_size(_csv_rows(path) * len(chosen.all) * 4, str(path))
+    try:
+        table = _csv_table(path, columns.delimiter, chosen, newlines=False)
+    except (pa.ArrowException, OSError, ValueError):
+        # Slower, but cells in quotes may then hold new lines: the one fault that is none.
+        table = _csv_table(path, columns.delimiter, chosen, newlines=True, named=True)
+    if not table.num_rows:
+        raise UserError("there are no steps in it (zero rows).", where=str(path))
+    return _log(table.column, table.num_rows, chosen, columns, str(path))
+
+
+def _csv_table(
+    path: Path, delimiter: str, chosen: Chosen, *, newlines: bool, named: bool = False
+) -> Any:
+    """The chosen columns as a `pyarrow.Table`; if `named`, a fault is a `UserError`."""
+    csv, pa = import_module("pyarrow.csv"), import_module("pyarrow")
     options: dict[str, Any] = {
         "read_options": csv.ReadOptions(block_size=BLOCK_BYTES),
-        "parse_options": csv.ParseOptions(delimiter=columns.delimiter),
+        "parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=newlines),
     }
     types = dict.fromkeys(chosen.numbers, pa.float32())
     convert = csv.ConvertOptions(include_columns=chosen.all, column_types=types)
@@ -108,13 +123,12 @@ def _read_csv(path: Path, columns: Columns) -> Log:
         with csv.open_csv(path, convert_options=convert, **options) as first:
             types |= {field.name: _settled(field, chosen, pa) for field in first.schema}
         convert = csv.ConvertOptions(include_columns=chosen.all, column_types=types)
-        table = csv.read_csv(path, convert_options=convert, **options)
+        return csv.read_csv(path, convert_options=convert, **options)
     except (pa.ArrowException, OSError, ValueError) as error:
+        if not named:
+            raise
         kinds = {name: _kind(kind, pa) for name, kind in types.items()}
-        raise first_fault(path, columns.delimiter, kinds, error) from error
-    if not table.num_rows:
-        raise UserError("there are no steps in it (zero rows).", where=str(path))
-    return _log(table.column, table.num_rows, chosen, columns, str(path))
+        raise first_fault(path, delimiter, kinds, error) from error
 
 
 def _csv_rows(path: Path) -> int:
@@ -130,9 +144,13 @@ def _settled(field: Any, chosen: Chosen, pa: Any) -> Any:
         return pa.float32()
     if field.name in chosen.flags and not pa.types.is_boolean(field.type):
         return pa.float32()
-    if field.name == chosen.time and pa.types.is_integer(field.type):
-        return pa.float64()  # exact up to 2^53; later rows may have fractions
-    return field.type
+    whole = pa.types.is_integer(field.type)
+    if field.name == chosen.episode:
+        return field.type if whole or pa.types.is_floating(field.type) else pa.string()
+    # Later rows may have fractions; a float64 is exact up to 2^53.
+    if pa.types.is_timestamp(field.type):
+        return pa.timestamp("ns", field.type.tz)
+    return pa.float64() if whole else field.type
 
 
 def _kind(kind: Any, pa: Any) -> Kind:
@@ -352,8 +370,8 @@ def _to_unit(
             where=source,
             fix="Widen `action_bounds`, or repair the row.",
         )
-    unit: Floats = np.clip(2 * (values - low) / (high - low) - 1, -1, 1)
-    return unit
+    exact = values.astype(np.float64)
+    return np.clip(2 * (exact - low) / (high - low) - 1, -1, 1).astype(np.float32)
 
 
 def _plain(values: Any) -> NDArray[Any]:

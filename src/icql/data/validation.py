@@ -62,7 +62,7 @@ def validate_dataset(
 ) -> tuple[Findings, Source | None]:
     """Validate whatever `load_dataset` would load, and give what was read.
 
-    Data that cannot be read at all has the one finding `unreadable`, and no source.
+    Data that cannot be read at all has one finding, mostly `unreadable`, and no source.
     """
     try:
         source = load_steps(name_or_path, task=task, columns=columns)
@@ -114,7 +114,7 @@ def _unreadable(error: UserError, name: str) -> Finding:
     row = re.search(r"\brow (\d+)", error.what)
     column = re.search(r"`(\w+)`|column '([^']+)'", error.what)
     return Finding(
-        "unreadable",
+        "non_finite" if "not a finite number" in error.what else "unreadable",
         error.where or name,
         int(row[1]) if row else None,
         (column[1] or column[2]) if column else None,

@@ -29,8 +29,11 @@ class MemoryPolicy(Protocol):
     """A policy that remembers its episode: what it carries goes from step to step.
 
     One row per environment. `rewards` are those of the previous step, as the environment paid
-    them; `fresh` is True where an episode begins, and nothing from before may then be used.
+    them; `fresh` is True where an episode begins, and nothing from before may then be used. Called
+    as a plain policy, it acts as in the first step of an episode (:func:`first_action`).
     """
+
+    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]: ...
 
     def start(self, rows: int) -> Any:
         """Return what to carry into the first step: arrays with a leading axis of `rows`."""
@@ -45,6 +48,14 @@ class MemoryPolicy(Protocol):
     ) -> tuple[Float[Array, "rows act"], Any]:
         """Return the actions and what to carry on, in the same shapes and types."""
         ...
+
+
+def first_action(policy: MemoryPolicy, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
+    """The actions of a policy with memory where every row is the beginning of an episode."""
+    rows = s.reshape(-1, s.shape[-1])
+    count = len(rows)
+    action, _ = policy.step(policy.start(count), rows, jnp.zeros(count), jnp.ones(count, bool))
+    return action.reshape(*s.shape[:-1], action.shape[-1])
 
 
 class DeterministicPolicy(eqx.Module):
@@ -168,8 +179,7 @@ class TanhGaussianPolicy(eqx.Module):
 class Standardised(eqx.Module):
     """A policy together with the state normaliser it was trained behind.
 
-    It can always be stepped as a :class:`MemoryPolicy`; one without memory carries nothing. Called
-    without history, a policy with memory acts as in the first step of an episode.
+    It can always be stepped as a :class:`MemoryPolicy`; one without memory carries nothing.
     """
 
     policy: eqx.Module
@@ -178,11 +188,6 @@ class Standardised(eqx.Module):
 
     def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
         """Actions without history."""
-        if isinstance(self.policy, MemoryPolicy):
-            rows = s.reshape(-1, s.shape[-1])
-            count = len(rows)
-            first = self.step(self.start(count), rows, jnp.zeros(count), jnp.ones(count, bool))
-            return first[0].reshape(*s.shape[:-1], -1)
         action: Array = self.policy((s - self.mean) / self.std)  # type: ignore[operator]
         return action
 

@@ -1,0 +1,319 @@
+"""Fetching by name, against a server of our own: broken connections, checksums, resuming."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from icql.data import download, list_tasks, load_dataset
+from icql.data.d4rl import write_d4rl
+from icql.data.download import FILES, cached_file, fetch, url_of
+from icql.data.transitions import Steps
+from icql.errors import UserError
+
+NAME = "hopper-medium-v2"
+PATH = "/mirror/gym_mujoco_v2/hopper_medium-v2.hdf5"
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one file, and misbehaves as told."""
+
+    daemon_threads = True
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content = content
+        self.version = '"1"'
+        self.break_after: list[int] = []  # bytes of the body before each connection is dropped
+        self.errors: list[int] = []  # statuses to answer first
+        self.with_ranges = True
+        self.marks_versions = True
+        self.wrong_range = False
+        self.seen: list[str | None] = []  # the Range of every request
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/mirror/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        server, asked = self.server, self.headers.get("Range")
+        server.seen.append(asked)
+        if server.errors:
+            self.send_error(server.errors.pop(0))
+            return
+        if self.path != PATH:
+            self.send_error(404)
+            return
+        start = 0
+        if asked and server.with_ranges and self.headers.get("If-Range") == server.version:
+            match = re.fullmatch(r"bytes=(\d+)-", asked)
+            assert match is not None
+            start = int(match[1])
+        if start >= len(server.content):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(server.content)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        body = server.content[start:]
+        self.send_response(206 if start else 200)
+        if start:
+            said = start + 7 if server.wrong_range else start
+            self.send_header("Content-Range", f"bytes {said}-{len(server.content) - 1}/*")
+        if server.marks_versions:
+            self.send_header("ETag", server.version)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: server.break_after.pop(0)] if server.break_after else body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("source") / "log.hdf5"
+    rng, rows = np.random.default_rng(0), 20_000
+    ends = np.arange(rows) % 100 == 99
+    write_d4rl(
+        path,
+        Steps(
+            rng.normal(size=(rows, 11)).astype(np.float32),
+            rng.uniform(-1, 1, (rows, 3)).astype(np.float32),
+            np.ones(rows, np.float32),
+            ends,
+            np.zeros(rows, np.bool_),
+        ),
+    )
+    return path.read_bytes()
+
+
+@pytest.fixture
+def server(
+    content: bytes, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Server]:
+    with Server(content) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        monkeypatch.setenv("ICQL_D4RL_URL", server.url)
+        monkeypatch.setenv("ICQL_CACHE", str(tmp_path))
+        monkeypatch.delenv("ICQL_D4RL_DIR", raising=False)
+        monkeypatch.setattr(download, "WAIT", 0.0)
+        monkeypatch.setattr(download, "TIMEOUT", 10.0)
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def left() -> list[str]:
+    folder = download.datasets_dir()
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+WHOLE = [f"{NAME}.hdf5", f"{NAME}.hdf5.json"]
+
+
+def test_fetch_and_load(server: Server, content: bytes) -> None:
+    with pytest.raises(UserError, match=f"not found.*Fetch it with `icql data fetch {NAME}`"):
+        load_dataset(NAME)
+    assert server.seen == []  # nothing is fetched silently
+    said: list[tuple[int, int]] = []
+    path = fetch(NAME, sha256=sha(content).upper(), progress=lambda *now: said.append(now))
+    assert path == cached_file(NAME)
+    assert path.read_bytes() == content
+    assert said[-1] == (len(content), len(content))
+    assert left() == WHOLE
+    record = json.loads(path.with_name(f"{path.name}.json").read_text())
+    assert record == {"url": url_of(NAME), "bytes": len(content), "sha256": sha(content)}
+    assert load_dataset(NAME).info.task == NAME
+    assert fetch(NAME) == path
+    assert len(server.seen) == 1  # what is there and intact is not fetched again
+    fetch(NAME, force=True)
+    assert len(server.seen) == 2
+
+
+def test_the_users_folder_comes_first(
+    server: Server, content: bytes, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch(NAME)
+    monkeypatch.setenv("ICQL_D4RL_DIR", str(tmp_path / "own"))
+    assert load_dataset(NAME).info.source == str(cached_file(NAME))
+    (tmp_path / "own").mkdir()
+    own = tmp_path / "own" / f"{NAME}.hdf5"
+    own.write_bytes(content)
+    assert load_dataset(NAME).info.source == str(own)
+
+
+def test_broken_connections_are_taken_up_again(server: Server, content: bytes) -> None:
+    server.break_after = [1000, 300_000, 0, 0, 5]
+    assert fetch(NAME).read_bytes() == content
+    assert server.seen == [
+        None,
+        "bytes=1000-",
+        "bytes=301000-",
+        "bytes=301000-",
+        "bytes=301000-",
+        "bytes=301005-",
+    ]
+    assert left() == WHOLE
+
+
+def test_connections_that_bring_something_do_not_count(
+    server: Server, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "RETRIES", 1)
+    server.break_after = [1000] * 10
+    assert fetch(NAME).read_bytes() == content
+
+
+def test_a_later_call_goes_on(
+    server: Server, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "RETRIES", 2)
+    server.break_after = [5000, 0, 0, 0]
+    with pytest.raises(UserError, match=r"failed 3 times .*5,000 bytes are kept"):
+        fetch(NAME)
+    assert left() == [f"{NAME}.hdf5.part", f"{NAME}.hdf5.part.json"]
+    with pytest.raises(UserError, match="not found"):
+        load_dataset(NAME)
+    assert fetch(NAME).read_bytes() == content
+    assert server.seen[-1] == "bytes=5000-"
+    assert left() == WHOLE
+
+
+def test_a_part_that_was_whole_already(server: Server, content: bytes) -> None:
+    server.break_after = [1000]
+    fetch(NAME)
+    part = cached_file(NAME).rename(cached_file(NAME).with_name(f"{NAME}.hdf5.part"))
+    version = {"url": url_of(NAME), "version": server.version}
+    part.with_name(f"{part.name}.json").write_text(json.dumps(version))
+    assert fetch(NAME).read_bytes() == content
+    assert server.seen[-1] == f"bytes={len(content)}-"
+
+
+def test_a_file_that_changed_in_between_is_fetched_whole(server: Server, content: bytes) -> None:
+    server.break_after = [5000, 0, 0, 0, 0, 0, 0]
+    with pytest.raises(UserError, match="bytes are kept"):
+        fetch(NAME)
+    server.content, server.version = content[:-1] + b"\xff", '"2"'
+    assert fetch(NAME).read_bytes() == server.content
+
+
+@pytest.mark.parametrize("lack", ["with_ranges", "marks_versions"])
+def test_servers_that_cannot_resume(server: Server, content: bytes, lack: str) -> None:
+    setattr(server, lack, False)
+    server.break_after = [5000, 7000]
+    assert fetch(NAME).read_bytes() == content
+    assert len(server.seen) == 3
+
+
+def test_a_server_that_sends_another_part(server: Server) -> None:
+    server.break_after, server.wrong_range = [5000], True
+    with pytest.raises(UserError, match="another part of the file than asked for"):
+        fetch(NAME)
+    assert f"{NAME}.hdf5" not in left()
+
+
+def test_wrong_checksum_keeps_nothing(server: Server, content: bytes) -> None:
+    with pytest.raises(UserError, match=f"has SHA-256 {sha(content)}, but {'0' * 64} was expected"):
+        fetch(NAME, sha256="0" * 64)
+    assert left() == []
+    with pytest.raises(UserError, match="sha256: must be 64 hexadecimal digits"):
+        fetch(NAME, sha256="abc")
+
+
+def test_wrong_checksum_leaves_an_earlier_file_alone(server: Server, content: bytes) -> None:
+    fetch(NAME)
+    with pytest.raises(UserError, match=r"hopper-medium-v2.hdf5: it has SHA-256 .*--force"):
+        fetch(NAME, sha256="0" * 64)
+    with pytest.raises(UserError, match=r"the fetched file has SHA-256"):
+        fetch(NAME, sha256="0" * 64, force=True)
+    assert left() == WHOLE
+    assert cached_file(NAME).read_bytes() == content
+
+
+def test_a_file_damaged_since_is_fetched_again(server: Server, content: bytes) -> None:
+    fetch(NAME).write_bytes(content[:-5])
+    assert fetch(NAME).read_bytes() == content
+    cached_file(NAME).with_name(f"{NAME}.hdf5.json").unlink()
+    assert fetch(NAME).read_bytes() == content  # without a record it is taken as it is
+    assert len(server.seen) == 2
+
+
+def test_refusals_of_the_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.errors = [503, 429, 500]  # these pass
+    fetch(NAME)
+    assert len(server.seen) == 4
+    with pytest.raises(UserError, match=r"walker2d_medium-v2.hdf5: the server answers 404"):
+        fetch("walker2d-medium-v2")
+    assert len(server.seen) == 5  # asking again would not help
+    server.errors = [503] * 10
+    with pytest.raises(UserError, match=r"the connection failed 6 times \(HTTP Error 503"):
+        fetch("walker2d-medium-v2")
+    monkeypatch.setenv("ICQL_D4RL_URL", "http://127.0.0.1:1")
+    with pytest.raises(UserError, match="the connection failed 6 times"):
+        fetch("walker2d-medium-v2")
+    monkeypatch.setenv("ICQL_D4RL_URL", "file:///etc")
+    with pytest.raises(UserError, match=r"ICQL_D4RL_URL: 'file:.*' is not a web address"):
+        fetch("walker2d-medium-v2")
+    assert left() == WHOLE
+
+
+def test_a_second_fetch_at_the_same_time_spoils_nothing(server: Server, content: bytes) -> None:
+    part = cached_file(NAME).with_name(f"{NAME}.hdf5.part")
+    meddled: list[int] = []
+
+    def meddle(done: int, total: int) -> None:
+        if not meddled:
+            with part.open("ab") as file:
+                meddled.append(file.write(b"other"))
+
+    assert fetch(NAME, progress=meddle).read_bytes() == content
+    assert len(server.seen) == 2
+
+
+def test_something_else_than_hdf5_is_refused(server: Server) -> None:
+    server.content = b"<html>Please log in</html>"
+    with pytest.raises(UserError, match="not an HDF5 file"):
+        fetch(NAME)
+    assert left() == []
+
+
+def test_no_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        free = 10
+
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage)
+    with pytest.raises(UserError, match=r"bytes are needed, but only 10 are free"):
+        fetch(NAME)
+
+
+def test_every_task_of_the_paper_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {*list_tasks()} == {*FILES, "hopper-mini"}
+    monkeypatch.delenv("ICQL_D4RL_URL", raising=False)
+    base = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
+    assert url_of("walker2d-medium-replay-v2") == (
+        f"{base}/gym_mujoco_v2/walker2d_medium_replay-v2.hdf5"
+    )
+    assert url_of("pen-cloned-v1") == f"{base}/hand_dapg_v1/pen-cloned-v1.hdf5"
+    assert url_of("kitchen-complete-v0") == (
+        f"{base}/kitchen/mini_kitchen_microwave_kettle_light_slider-v0.hdf5"
+    )
+    with pytest.raises(UserError, match=r"no dataset 'hopper-medum-v2'.*Did you mean 'hopper-med"):
+        url_of("hopper-medum-v2")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import icql
 from icql.cli import main
 from icql.cli.main import COMMANDS
 
@@ -54,6 +55,18 @@ def test_help_of_every_command(capsys):
             main([name, "--help"])
         assert exit_.value.code == 0
         assert f"icql {name}" in capsys.readouterr().out
+
+
+def test_the_column_mapping_of_the_readme_reads_a_log(tmp_path):
+    (mapping,) = blocks(README, "toml")
+    (tmp_path / "logs.csv.toml").write_text(mapping)
+    rows = ["shift,minute,position,speed,load,throttle,profit,failed,shift_ended"]
+    rows += [f"{i // 10},{i % 10},{i},{-i},1,0.5,{i},0,{int(i % 10 == 9)}" for i in range(30)]
+    (tmp_path / "logs.csv").write_text("\n".join(rows) + "\n")
+    data = icql.load_dataset(tmp_path / "logs.csv")
+    assert len(data) == 27
+    assert data.observation_dim == 3
+    assert data.action_dim == 1
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

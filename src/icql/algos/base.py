@@ -94,11 +94,19 @@ class Settings(Protocol):
     """What every algorithm's settings have in common."""
 
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int:
+        """Rows of one batch."""
+        ...
+
     @property
-    def discount(self) -> float: ...
+    def discount(self) -> float:
+        """γ."""
+        ...
+
     @property
-    def data(self) -> DataSettings: ...
+    def data(self) -> DataSettings:
+        """How the data is prepared."""
+        ...
 
 
 class Algorithm(Protocol[State]):
@@ -107,7 +115,9 @@ class Algorithm(Protocol[State]):
     def __init__(self, settings: Any, spec: Spec) -> None: ...
 
     @property
-    def settings(self) -> Settings: ...
+    def settings(self) -> Settings:
+        """What it was made with."""
+        ...
 
     @property
     def needs(self) -> Needs:

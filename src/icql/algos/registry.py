@@ -159,7 +159,7 @@ def resolve_preset(algo: str, preset: PresetName, task: str | None) -> Preset:
 
 
 def override(settings: S, changes: dict[str, Any], prefix: str = "") -> S:
-    """Return settings with `changes` applied: nested tables, or dotted names such as `local.layers`."""
+    """Return settings with `changes` applied: nested tables or dotted names (`local.layers`)."""
     known = {f.name: f for f in dataclasses.fields(settings)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for dotted, value in changes.items():

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import tyro
 
 from icql.data import load_dataset
-from icql.data.coverage import KS, QUERIES, coverage, draw_coverage
 from icql.data.pictures import png
 from icql.files import atomic, write_json
 from icql.progress import Display
+from icql.retrieval.coverage import KS, QUERIES, coverage, draw_coverage
 
 DESCRIPTION = """Say whether the data is dense enough for local estimates.
 

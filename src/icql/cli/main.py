@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"icql: error: {error}", file=sys.stderr)
         return UserError.exit_code
     except KeyboardInterrupt:
-        print("icql: interrupted; 'icql train --resume --out RUN' goes on.", file=sys.stderr)
+        resumes = " 'icql train --resume --out RUN' goes on." if arguments[0] == "train" else ""
+        print(f"icql: interrupted.{resumes}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         sys.stderr.close()

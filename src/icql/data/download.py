@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from icql.errors import UserError, nearest
+from icql.paths import default_cache_dir
 
 BASE = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
 BASE_VARIABLE = "ICQL_D4RL_URL"  # environment variable: a mirror with the same layout
@@ -71,8 +72,6 @@ class _Broken(Exception):
 
 def datasets_dir() -> Path:
     """The folder of fetched files in the user's cache (`$ICQL_CACHE`)."""
-    from icql.retrieval.cache import default_cache_dir
-
     return default_cache_dir() / "datasets"
 
 

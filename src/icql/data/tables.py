@@ -72,7 +72,7 @@ def write_parquet(path: str | Path, steps: Steps, task: str | None = None) -> No
     from icql.files import atomic
 
     pa, parquet = _arrow("pyarrow", path), _arrow("pyarrow.parquet", path)
-    steps = steps.checked(str(path))
+    steps = steps.checked(str(path)).finite(str(path))
     ends = steps.terminals | steps.timeouts
     episode: NDArray[np.int64] = np.cumsum(ends) - ends
     starts = np.flatnonzero(np.append(True, ends[:-1]))

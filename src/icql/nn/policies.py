@@ -33,7 +33,9 @@ class MemoryPolicy(Protocol):
     as a plain policy, it acts as in the first step of an episode (:func:`first_action`).
     """
 
-    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]: ...
+    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
+        """The action of the first step of an episode."""
+        ...
 
     def start(self, rows: int) -> Any:
         """Return what to carry into the first step: arrays with a leading axis of `rows`."""

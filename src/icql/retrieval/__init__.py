@@ -3,7 +3,7 @@
 Metric × strategy × k; exact or approximate search; tables for s and s', cached by content.
 """
 
-from icql.retrieval.cache import default_cache_dir
+from icql.paths import default_cache_dir
 from icql.retrieval.report import SearchReport
 from icql.retrieval.search import retrieve
 from icql.retrieval.settings import ContextSettings

@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import shutil
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -27,19 +25,6 @@ from icql.retrieval.settings import ContextSettings
 FORMAT = 1  # raise it when the same data and settings would give other tables
 FILES = ("state.npy", "next_state.npy")
 Tables = tuple[NDArray[np.int32], NDArray[np.int32], SearchReport]
-
-
-def default_cache_dir() -> Path:
-    """$ICQL_CACHE, or the folder `icql` in the platform's cache folder of the user."""
-    if given := os.environ.get("ICQL_CACHE"):
-        return Path(given).expanduser()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "icql"
 
 
 def key(transitions: Transitions, settings: ContextSettings) -> str:

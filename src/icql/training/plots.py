@@ -10,11 +10,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from icql.data import Transitions
+from icql.data.pictures import BLUE, GREY, return_to_go, state_map
 from icql.files import atomic, read_json
 from icql.retrieval import Neighbours
 from icql.training.run_folder import RunFolder
 
-BLUE, GREY = "#2563a8", "#8a8f98"
 Panel = Callable[[Any], None]  # draws on the axes it is given
 
 
@@ -92,27 +92,13 @@ def _layers(ax: Any, look: dict[str, Any]) -> None:
 def _state_map(ax: Any, data: Transitions, most: int = 20_000) -> None:
     """States on their two principal directions, coloured by the return that followed."""
     rows = np.linspace(0, len(data) - 1, min(len(data), most)).astype(int)
-    states = data.states[rows].astype(np.float64)
-    spread = states.std(0)
-    states = (states - states.mean(0)) / np.where(spread < 1e-6, 1.0, spread)
-    _, _, directions = np.linalg.svd(states[:: max(1, len(states) // 4000)], full_matrices=False)
-    plane = states @ directions[:2].T
-    colour = return_to_go(data)[rows]
+    plane = state_map(data.states[rows])
+    colour = return_to_go(data.rewards, data.episode)[rows]
     low, high = np.percentile(colour, [2, 98])
     dots = ax.scatter(*plane.T, c=colour, s=2, lw=0, cmap="viridis", vmin=low, vmax=high)
     ax.figure.colorbar(dots, ax=ax, label="discounted return that followed")
     ax.set(xlabel="first principal direction", ylabel="second")
     ax.set_title(f"{data.info.name}: {len(data):,} transitions", loc="left")
-
-
-def return_to_go(data: Transitions, discount: float = 0.99) -> np.ndarray:
-    """Discounted sum of the logged rewards from each transition to the end of its episode."""
-    total = data.rewards.astype(np.float64).copy()
-    same = data.episode[:-1] == data.episode[1:]
-    for i in range(len(total) - 2, -1, -1):
-        if same[i]:
-            total[i] += discount * total[i + 1]
-    return total
 
 
 def _distances(ax: Any, neighbours: Neighbours) -> None:

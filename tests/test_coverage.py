@@ -13,8 +13,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from icql.cli import data_coverage
 from icql.data import Transitions, load_dataset
-from icql.data import coverage as module
 from icql.errors import UserError
+from icql.retrieval import coverage as module
 from icql.retrieval.coverage import Coverage, coverage
 
 Paths = np.ndarray  # (episodes, steps + 1, dimensions)

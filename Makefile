@@ -22,7 +22,7 @@ demo: $(STAMP)
 	$(BIN)/icql evaluate $(RUN) --episodes 20
 	@echo "results:    $(RUN)/result.json"
 	@echo "pictures:   $(RUN)/plots/"
-	@echo "metrics:    $(RUN)/metrics.jsonl, or: $(BIN)/tensorboard --logdir $(RUN)/tensorboard"
+	@echo "metrics:    $(RUN)/metrics.jsonl, and for TensorBoard: $(RUN)/tensorboard"
 
 test: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -24,10 +24,11 @@ RNG = np.random.default_rng(0)
 
 
 def test_smoothing_clips_the_noise_first_and_the_action_then():
-    a = jnp.array([[0.0, 0.9, -0.9]])
-    noise = jnp.array([[1.0, 10.0, -1.0]])
-    # 0.2 · noise = 0.2, 2, −0.2; clipped to ±0.5; the sums 0.2, 1.4, −1.1 clipped to ±1
-    np.testing.assert_allclose(smoothed_action(a, noise, 0.2, 0.5), [[0.2, 1.0, -1.0]], rtol=1e-6)
+    a = jnp.array([[0.0, 0.9, -0.9, -0.9]])
+    noise = jnp.array([[1.0, 10.0, -1.0, 10.0]])
+    # 0.2 · noise = 0.2, 2, −0.2, 2; clipped to ±0.5; the sums 0.2, 1.4, −1.1, −0.4 clipped to ±1
+    expected = [[0.2, 1.0, -1.0, -0.4]]
+    np.testing.assert_allclose(smoothed_action(a, noise, 0.2, 0.5), expected, rtol=1e-6)
 
 
 def test_normalised_q_has_mean_size_one_and_a_constant_scale():

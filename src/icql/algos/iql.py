@@ -15,7 +15,7 @@ Policy, both:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import equinox as eqx
@@ -23,21 +23,27 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from icql.algos.base import Batch, DataSettings, Metrics, Needs, Spec
+from icql.algos.actor_critic import (
+    CriticSettings,
+    at_least,
+    critic_optimiser,
+    needs_of,
+    q_by_layer,
+    q_critics,
+    v_critic,
+)
+from icql.algos.base import Batch, Metrics, Needs, Spec
 from icql.algos.optimise import Trained, adam, descend, follow, start
 from icql.errors import UserError
 from icql.losses import advantage_weights, bellman_target, expectile
-from icql.nn.critics import CriticKind, Critics, LocalCritic, LocalSettings, make_critics
+from icql.nn.critics import Critics
 from icql.nn.policies import GaussianPolicy
-from icql.retrieval.settings import ContextSettings
 
 
 @dataclass(frozen=True)
-class IQLSettings:
+class IQLSettings(CriticSettings):
     """IQL's settings; the defaults are the official MuJoCo ones."""
 
-    critic: CriticKind = "global"
-    """global: one network for all states (IQL); local: inferred from retrieved context (ICQL)."""
     value: Literal["policy", "expectile"] = "expectile"
     """V as E_{a~π} Q̂ (reading A, the paper's formula) or as its own estimator (reading B, IQL)."""
     expectile: float = 0.7
@@ -48,48 +54,20 @@ class IQLSettings:
     """Upper limit of the regression weights exp(β A)."""
     policy_samples: int = 1
     """Reading A: actions drawn per state to estimate E_{a~π}."""
-    critics: int = 2
-    """Number of Q critics; their minimum is used (1: single)."""
-    discount: float = 0.99
-    """γ, for the Bellman target and for TD inside the context."""
-    target_rate: float = 0.005
-    """Step of the target network's moving average."""
-    batch_size: int = 256
-    """Transitions per update."""
-    critic_learning_rate: float = 3e-4
-    """Adam's learning rate for Q and V."""
-    policy_learning_rate: float = 3e-4
-    """Adam's learning rate for the policy."""
     cosine_policy: bool = True
     """Decay the policy's learning rate to zero over the run by a cosine."""
-    gradient_clip: float = 0.0
-    """Largest gradient norm of the critics (0: no clipping; the paper: 10)."""
-    hidden: tuple[int, ...] = (256, 256)
-    """Hidden layers of every network."""
     policy_dropout: float = 0.0
     """Dropout in the policy during training."""
-    data: DataSettings = field(default_factory=DataSettings)
-    context: ContextSettings = field(default_factory=ContextSettings)
-    local: LocalSettings = field(default_factory=LocalSettings)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.expectile < 1:
             raise UserError("must lie strictly between 0 and 1.", where="expectile")
-        if not 0 <= self.discount < 1:
-            raise UserError("must be in [0, 1).", where="discount")
         if not 0 <= self.policy_dropout < 1:
             raise UserError("must be in [0, 1).", where="policy_dropout")
-        for name in ("critics", "batch_size", "policy_samples"):
-            if getattr(self, name) < 1:
-                raise UserError("must be at least 1.", where=name)
-        for name in ("critic_learning_rate", "policy_learning_rate", "target_rate"):
-            if not getattr(self, name) > 0:
-                raise UserError("must be positive.", where=name)
-        for name in ("beta", "gradient_clip"):
-            if getattr(self, name) < 0:
-                raise UserError("must not be negative.", where=name)
-        if self.advantage_limit < 1:
-            raise UserError("must be at least 1.", where="advantage_limit")
+        at_least(self, "policy_samples", 1)
+        at_least(self, "beta", 0)
+        at_least(self, "advantage_limit", 1)
 
 
 class IQLState(eqx.Module):
@@ -111,23 +89,21 @@ class IQL:
     @property
     def needs(self) -> Needs:
         """Contexts for a local critic, plain transitions for a global one."""
-        if self.settings.critic == "local":
-            return Needs("contexts", self.settings.context)
-        return Needs("transitions")
+        return needs_of(self.settings)
 
     def init(self, key: PRNGKeyArray) -> IQLState:
         """Fresh critics, their target, V (reading B) and policy."""
         s, spec = self.settings, self.spec
         q_key, v_key, pi_key = jax.random.split(key, 3)
-        q = self._critics(q_key, spec.action_dim, s.critics)
+        q = q_critics(s, spec, q_key)
         pi = GaussianPolicy(
             spec.observation_dim, spec.action_dim, s.hidden, dropout=s.policy_dropout, key=pi_key
         )
         v = None
         if s.value == "expectile":
-            v = start(self._critics(v_key, 0, 1), self._critic_optimiser())
+            v = start(v_critic(s, spec, v_key), critic_optimiser(s))
         return IQLState(
-            q=start(q, self._critic_optimiser()),
+            q=start(q, critic_optimiser(s)),
             q_target=q,
             v=v,
             pi=start(pi, self._policy_optimiser()),
@@ -151,7 +127,7 @@ class IQL:
                 estimate = v.at(query.s, batch.context, key=v_key)(key=v_key)[0]
                 return expectile(q_logged - estimate, s.expectile).mean(), None
 
-            v, v_loss, _ = descend(state.v, self._critic_optimiser(), value_loss)
+            v, v_loss, _ = descend(state.v, critic_optimiser(s), value_loss)
             v_s = v.model.at(query.s, batch.context)()[0]
             v_next = v.model.at(query.s_next, batch.context_next)()[0]
 
@@ -170,7 +146,7 @@ class IQL:
             loss = error**2 if state.v is not None else expectile(error, s.expectile)
             return loss.mean(-1).sum(), jnp.abs(error).mean()
 
-        q, q_loss, td_error = descend(state.q, self._critic_optimiser(), critic_loss)
+        q, q_loss, td_error = descend(state.q, critic_optimiser(s), critic_loss)
         q_target = follow(state.q_target, q.model, s.target_rate)
         metrics = {
             "critic_loss": q_loss,
@@ -195,13 +171,7 @@ class IQL:
 
     def diagnose(self, state: IQLState, batch: Batch) -> dict[str, Any]:
         """Mean Q̂ after every layer of the first critic (local linear critics only)."""
-        if self.settings.critic == "global" or self.settings.local.module != "linear":
-            return {}
-        members = state.q.model.members
-        assert isinstance(members, LocalCritic)
-        first = jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, members)
-        trace = first.trace(batch.context, batch.query.s, batch.query.a)
-        return {"q_by_layer": trace.mean(-1)}
+        return q_by_layer(self.settings, state.q.model, batch)
 
     def _policy_value(
         self, state: IQLState, at: Any, s: Array, key: PRNGKeyArray
@@ -209,28 +179,6 @@ class IQL:
         """Reading A: V(s) = E_{a~π} min_i Q̂_i(s, a | Ω_s) over a few sampled actions."""
         several = jnp.broadcast_to(s, (self.settings.policy_samples, *s.shape))
         return at(state.pi.model.sample(several, key=key)).min(0).mean(0)
-
-    def _critics(self, key: PRNGKeyArray, action_dim: int, count: int) -> Critics:
-        s = self.settings
-        return make_critics(
-            s.critic,
-            observation_dim=self.spec.observation_dim,
-            action_dim=action_dim,
-            hidden=s.hidden,
-            count=count,
-            discount=s.discount,
-            local=s.local,
-            context=s.context.k,
-            key=key,
-        )
-
-    def _critic_optimiser(self) -> Any:
-        s = self.settings
-        return adam(
-            s.critic_learning_rate,
-            clip=s.gradient_clip or None,
-            preconditioner_rate=s.local.c_learning_rate,
-        )
 
     def _policy_optimiser(self) -> Any:
         s = self.settings

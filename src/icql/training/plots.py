@@ -84,7 +84,7 @@ def _curves(
 
 def _layers(ax: Any, look: dict[str, Any]) -> None:
     for trace in np.atleast_2d(look["q_by_layer"]):
-        ax.plot(np.arange(1, len(trace) + 1), trace, color=BLUE, marker="o", ms=3)
+        ax.plot([0.0, *trace], color=BLUE, marker="o", ms=3)  # w_0 = 0
     ax.set(xlabel="layer ℓ", ylabel="mean Q̂ after the layer")
     ax.set_title("Q̂ after every in-context TD step", loc="left")
 

@@ -31,15 +31,20 @@ class RunFolder:
 
     path: Path
 
-    @classmethod
-    def create(cls, path: Path, manifest: dict[str, Any]) -> RunFolder:
-        """Start a new run; an existing folder is never touched."""
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Refuse a path where something is already: nothing is ever overwritten."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UserError(
                 "already exists and is not empty.",
                 where=str(path),
                 fix="Give another --out, or --resume to go on with the run in it.",
             )
+
+    @classmethod
+    def create(cls, path: Path, manifest: dict[str, Any]) -> RunFolder:
+        """Start a new run in a folder that does not exist yet, or is empty."""
+        cls.check_free(path)
         folder = cls(path)
         write_json(folder.manifest_path, {"format": FORMAT, **manifest})
         return folder

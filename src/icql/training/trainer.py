@@ -53,7 +53,8 @@ def run_training(
     plan: Plan, data: Transitions, out: Path, *, resume: bool, display: Display
 ) -> dict[str, Any]:
     """Train as planned; returns what `result.json` says. With `resume`, go on where it stopped."""
-    folder = open_folder(out, make_manifest(plan, data), resume=resume)
+    manifest = make_manifest(plan, data)
+    check_folder(out, manifest, resume=resume)
     for warning in data.info.warnings:
         display.say(f"warning: {warning}")
     normaliser = fit_normaliser(data, plan.settings.data)
@@ -66,6 +67,8 @@ def run_training(
     algorithm = make_algorithm(plan.algo, plan.settings, spec)
     neighbours = find_contexts(algorithm, data, display)
     device_data = to_device(data, normaliser, neighbours, length=algorithm.needs.length)
+    # only now is everything known to fit together: a refused run leaves no folder behind
+    folder = RunFolder.open(out) if resume else RunFolder.create(out, manifest)
     session = _Session(plan, algorithm, device_data, folder, normaliser, display)
     try:
         result = session.finish(session.train(resume=resume), data)
@@ -95,12 +98,12 @@ def make_manifest(plan: Plan, data: Transitions) -> dict[str, Any]:
     return plain
 
 
-def open_folder(out: Path, manifest: dict[str, Any], *, resume: bool) -> RunFolder:
-    """Make a new folder, or check that the one to resume holds this very run."""
+def check_folder(out: Path, manifest: dict[str, Any], *, resume: bool) -> None:
+    """Check that there is room for a new run, or that the one to resume is this very run."""
     if not resume:
-        return RunFolder.create(out, manifest)
-    folder = RunFolder.open(out)
-    before = folder.manifest
+        RunFolder.check_free(out)
+        return
+    before = RunFolder.open(out).manifest
     if before["data_hash"] != manifest["data_hash"]:
         raise UserError(
             f"holds a run on other data ({before['dataset']}, hash {before['data_hash'][:12]}; "
@@ -115,7 +118,6 @@ def open_folder(out: Path, manifest: dict[str, Any], *, resume: bool) -> RunFold
                 where=str(out),
                 fix="Resume with the same command, or give another --out.",
             )
-    return folder
 
 
 def find_contexts(

@@ -107,6 +107,13 @@ def test_context_larger_than_the_data(capsys, data, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_task_that_does_not_fit_the_data(capsys, data, tmp_path):
+    err = fails(capsys, "train", "--task", "hopper-mini", "--dataset", str(data), "--out",
+                str(tmp_path / "run"), "--algo", "bc")  # fmt: skip
+    assert "Hopper-v4" in err
+    assert not (tmp_path / "run").exists()
+
+
 def write_h5(path: Path, **changes: np.ndarray | None) -> Path:
     n = 30
     arrays: dict[str, np.ndarray | None] = {

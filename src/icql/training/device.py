@@ -97,6 +97,12 @@ def fit_normaliser(data: Transitions, settings: DataSettings) -> Normaliser:
     scale = settings.reward_scale
     if settings.normalise_returns:
         returns = data.info.episode_returns
+        if not returns:
+            raise UserError(
+                "the data has no whole episode whose return could set the scale.",
+                where="data.normalise_returns",
+                fix="Turn it off and give --data.reward-scale.",
+            )
         scale *= 1000.0 / max(max(returns) - min(returns), 1e-6)
     if settings.normalise_states:
         mean = data.states.mean(0, dtype=np.float64)

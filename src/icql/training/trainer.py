@@ -67,9 +67,10 @@ def run_training(
     algorithm = make_algorithm(plan.algo, plan.settings, spec)
     neighbours = find_contexts(algorithm, data, display)
     device_data = to_device(data, normaliser, neighbours, length=algorithm.needs.length)
+    environments = open_environments(plan, data)
     # only now is everything known to fit together: a refused run leaves no folder behind
     folder = RunFolder.open(out) if resume else RunFolder.create(out, manifest)
-    session = _Session(plan, algorithm, device_data, folder, normaliser, display)
+    session = _Session(plan, algorithm, device_data, folder, normaliser, environments, display)
     try:
         result = session.finish(session.train(resume=resume), data)
     finally:
@@ -138,6 +139,24 @@ def find_contexts(
     return neighbours
 
 
+def open_environments(plan: Plan, data: Transitions) -> EnvPool | None:
+    """Build the first environment before hours of training, and check that it fits the data."""
+    if plan.task is None or plan.run.episodes == 0:
+        return None
+    pool = EnvPool(plan.task)
+    (first,) = pool.take(1)
+    sizes = (first.observation_space.shape, first.action_space.shape)
+    if sizes != ((data.observation_dim,), (data.action_dim,)):
+        pool.close()
+        raise UserError(
+            f"{plan.task.env_id} has observations {sizes[0]} and actions {sizes[1]}, the data has "
+            f"({data.observation_dim},) and ({data.action_dim},).",
+            where=f"task {plan.task.name}",
+            fix="Name the task the data was logged in, or --episodes 0 to train without one.",
+        )
+    return pool
+
+
 def check_finite(metrics: dict[str, np.ndarray], seeds: tuple[int, ...], step: int) -> None:
     """Stop with a clear message where training has diverged."""
     for name, values in metrics.items():
@@ -162,15 +181,15 @@ class _Session:
         data: DeviceData,
         folder: RunFolder,
         normaliser: Normaliser,
+        environments: EnvPool | None,
         display: Display,
     ) -> None:
         self.plan, self.algorithm, self.data = plan, algorithm, data
         self.folder, self.normaliser, self.display = folder, normaliser, display
+        self.environments = environments
         self.loop = Loop(algorithm, data, plan.seeds)
         self.pace = _Pace()
         self.checkpoints = Checkpoints(folder.path / "checkpoints")
-        watched = plan.task is not None and plan.run.episodes > 0
-        self.environments = EnvPool(plan.task) if watched and plan.task is not None else None
         self.log: MetricLog | None = None
         self.note = ""
 
@@ -218,7 +237,9 @@ class _Session:
             "updates_per_second": self.pace.rate,
             "score": _scores(evaluations) if self.environments is not None else None,
             "behaviour_score": None if task is None else task.behaviour_score(data.info),
-            "behaviour_return": float(np.mean(data.info.episode_returns)),
+            "behaviour_return": (
+                float(np.mean(data.info.episode_returns)) if data.info.episode_returns else None
+            ),
             "parameter_hash": tree_hash(states),
         }
         write_json(self.folder.result_path, result)

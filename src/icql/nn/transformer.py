@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from icql.nn.mlp import MLP, LayerNorm, Linear
+from icql.nn.mlp import MLP, LayerNorm, Linear, dropout
 
 
 class Trajectory(eqx.Module):
@@ -189,14 +189,7 @@ def causal_mask(valid: Bool[Array, "b k"]) -> Bool[Array, "b 3k 3k"]:
 
 
 def _drop(x: Array, rate: float, key: PRNGKeyArray | None, stream: int) -> Array:
-    """Dropout where a key is given; `stream` tells apart uses of the same key.
-
-    A Transformer drops so many entries that random numbers would cost more than its products: each
-    entry takes one random byte, so the rate is the nearest multiple of 1/256.
-    """
-    dropped = round(256 * rate)
-    if key is None or dropped == 0:
+    """Dropout where a key is given; `stream` tells apart uses of the same key."""
+    if key is None or rate == 0:
         return x
-    words = jax.random.bits(jax.random.fold_in(key, stream), (-(-x.size // 4),), jnp.uint32)
-    bytes_ = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(-1)[: x.size].reshape(x.shape)
-    return jnp.where(bytes_ >= dropped, x * (256 / (256 - dropped)), 0)
+    return dropout(x, rate, key=jax.random.fold_in(key, stream))

@@ -1,0 +1,78 @@
+"""Pieces of networks: initialisation, normalisation, dropout."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from icql.nn.critics import LocalSettings, make_critics
+from icql.nn.mlp import MLP, LayerNorm, dropout, orthogonal
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (7, 33), (33, 7), (5, 1), (1, 1)])
+def test_initial_weights_are_orthonormal(shape):
+    w = np.asarray(orthogonal(jax.random.key(3), *shape))
+    assert w.shape == shape
+    gram = w.T @ w if shape[0] >= shape[1] else w @ w.T
+    np.testing.assert_allclose(gram, np.eye(min(shape)), atol=2e-6)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_keeps_the_mean(rate):
+    x = jnp.full((301, 333), 2.0)
+    y = np.asarray(dropout(x, rate, key=jax.random.key(0)))
+    assert np.mean(y == 0) == pytest.approx(rate, abs=0.005)
+    assert y.mean() == pytest.approx(2.0, rel=0.01)
+    kept = np.unique(y[y != 0])
+    np.testing.assert_allclose(kept, 2 / (1 - rate), rtol=1e-4)
+    assert not np.array_equal(y, dropout(x, rate, key=jax.random.key(1)))
+
+
+def test_layer_norm_against_its_definition():
+    x = np.random.default_rng(0).normal(size=(4, 9)) * 3 + 1
+    norm = LayerNorm(9)
+    expected = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(norm(jnp.asarray(x, jnp.float32)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_mlp_without_a_key_is_deterministic():
+    net = MLP(3, (16, 16), 2, key=jax.random.key(0), dropout=0.5, layer_norm=True)
+    x = jnp.ones((5, 3))
+    np.testing.assert_array_equal(net(x), net(x))
+    assert not np.allclose(net(x), net(x, key=jax.random.key(1)))
+
+
+@pytest.mark.parametrize("kind", ["local", "global"])
+def test_critics_are_independent_and_act_on_any_leading_axes(kind):
+    critics = make_critics(
+        kind,
+        observation_dim=3,
+        action_dim=2,
+        hidden=(8,),
+        count=2,
+        discount=0.9,
+        local=LocalSettings(layers=2, features=4),
+        context=5,
+        key=jax.random.key(0),
+    )
+    from icql.algos.base import Transition
+
+    keys = jax.random.split(jax.random.key(1), 6)
+    normal = jax.random.normal
+    context = Transition(
+        normal(keys[0], (7, 5, 3)),
+        normal(keys[1], (7, 5, 2)),
+        normal(keys[2], (7, 5)),
+        normal(keys[3], (7, 5, 3)),
+        normal(keys[4], (7, 5, 2)),
+        jnp.ones((7, 5)),
+    )
+    at = critics.at(normal(keys[5], (7, 3)), context)
+    one = at(jnp.full((7, 2), 0.5))
+    assert one.shape == (2, 7)
+    assert not np.allclose(one[0], one[1])
+    several = at(jnp.stack([jnp.full((7, 2), 0.5), jnp.zeros((7, 2))]))
+    assert several.shape == (2, 2, 7)
+    np.testing.assert_allclose(several[:, 0], one, rtol=1e-5, atol=1e-6)

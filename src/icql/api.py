@@ -16,8 +16,10 @@ from icql.algos.registry import (
     override,
     resolve_preset,
 )
-from icql.data import Task, get_task, load_dataset
+from icql.data import Task, Transitions, get_task
+from icql.data.sources import load_steps
 from icql.data.tasks import find_task
+from icql.data.validation import validate
 from icql.errors import UserError
 from icql.progress import Display
 from icql.training.run_folder import RunFolder
@@ -86,11 +88,31 @@ def default_out(request: Request) -> Path:
     return Path("runs") / f"{request.algo}-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+def load_valid(dataset: str, task: str | None, display: Display) -> Transitions:
+    """Load a dataset that may be trained on: errors stop here, warnings are said."""
+    source = load_steps(dataset, task=task)
+    info = source.info
+    found = validate(source.steps, name=info.name, source=info.source, task=source.task)
+    if found.errors:
+        first, more = found.errors[0], len(found.errors) - 1
+        places = (first.file, first.row, first.column)
+        where = [f"{n}{p}" for n, p in zip(("", "row ", ""), places, strict=True) if p is not None]
+        others = f"{more} more finding(s): " if more else ""
+        raise UserError(
+            first.message,
+            where=", ".join(where),
+            fix=f"{others}'icql data validate {dataset}' tells more.",
+        )
+    for warning in found.warnings:
+        display.say(f"warning: {warning.message}")
+    return source.transitions()
+
+
 def execute(
     request: Request, *, out: Path | None = None, resume: bool = False, display: Display
 ) -> dict[str, Any]:
-    """Load the data and train."""
-    data = load_dataset(request.dataset, task=request.task)
+    """Load the data, validate it and train."""
+    data = load_valid(request.dataset, request.task, display)
     name = request.task or data.info.task
     plan = Plan(
         request.algo,

@@ -25,7 +25,6 @@ class Normaliser:
     mean: Floats
     std: Floats
     reward_scale: float
-    constant: tuple[int, ...]  # state dimensions that never change in the data
 
 
 class Episodes(eqx.Module):
@@ -91,9 +90,8 @@ class DeviceData(eqx.Module):
 
 
 def fit_normaliser(data: Transitions, settings: DataSettings) -> Normaliser:
-    """Measure the data: state mean and spread, constant dimensions, reward scale."""
+    """Measure the data: state mean and spread, reward scale."""
     std = data.states.std(0, dtype=np.float64)
-    constant = tuple(int(i) for i in np.flatnonzero(std < 1e-6))
     scale = settings.reward_scale
     if settings.normalise_returns:
         returns = data.info.episode_returns
@@ -113,7 +111,7 @@ def fit_normaliser(data: Transitions, settings: DataSettings) -> Normaliser:
         spread = np.where(std < 1e-6, 1.0, np.maximum(std, floor))
     else:
         mean, spread = np.zeros_like(std), np.ones_like(std)
-    return Normaliser(mean.astype(np.float32), spread.astype(np.float32), float(scale), constant)
+    return Normaliser(mean.astype(np.float32), spread.astype(np.float32), float(scale))
 
 
 def to_device(

@@ -55,14 +55,7 @@ def run_training(
     """Train as planned; returns what `result.json` says. With `resume`, go on where it stopped."""
     manifest = make_manifest(plan, data)
     check_folder(out, manifest, resume=resume)
-    for warning in data.info.warnings:
-        display.say(f"warning: {warning}")
     normaliser = fit_normaliser(data, plan.settings.data)
-    if normaliser.constant:
-        display.say(
-            f"warning: {len(normaliser.constant)} of {data.observation_dim} state dimensions are "
-            "constant in the data; a simulator that moves them is out of distribution."
-        )
     spec = Spec(data.observation_dim, data.action_dim, plan.run.steps)
     algorithm = make_algorithm(plan.algo, plan.settings, spec)
     neighbours = find_contexts(algorithm, data, display)

@@ -25,8 +25,9 @@ def main() -> None:
     recipe, rows = RECIPES[given.task], given.rows
     envs = recipe.settings.envs
     group = EnvGroup(recipe.task, envs, 0)
-    sac, key = SAC(recipe.settings.sac), jax.random.key(0)
-    state = sac.init(key, Spec(group.observation_dim, group.action_dim, 0))
+    spec = Spec(group.observation_dim, group.action_dim, recipe.settings.steps)
+    sac, key = SAC(recipe.settings.sac, spec), jax.random.key(0)
+    state = sac.init(key)
     replay = Replay.empty(1_000_000, group.observation_dim, group.action_dim)
     journal = Journal.empty(2 * rows + 1, group)
 

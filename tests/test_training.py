@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -154,6 +155,8 @@ def test_killed_run_resumes_to_the_same_bits(data, tmp_path):
     process = start(killed_out)
     deadline = time.monotonic() + 120
     while not list(killed_out.glob("checkpoints/[1-9]00")):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
     process.send_signal(signal.SIGKILL)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from icql.algos.actor_critic import (
     CriticSettings,
@@ -32,7 +32,7 @@ from icql.algos.actor_critic import (
     q_critics,
     v_critic,
 )
-from icql.algos.base import Batch, Metrics, Needs, Spec
+from icql.algos.base import Batch, Metrics, Needs, Spec, Transition, join
 from icql.algos.optimise import Trained, adam, descend, follow, start
 from icql.errors import UserError
 from icql.losses import advantage_weights, bellman_target, expectile
@@ -113,23 +113,20 @@ class IQL:
         """One step on V (reading B), the policy and Q, in IQL's order; then the target follows."""
         s, query = self.settings, batch.query
         v_key, q_key, pi_key, sample_key = jax.random.split(key, 4)
-        target_at_s = state.q_target.at(query.s, batch.context)
-        q_logged = target_at_s(query.a).min(0)
+        here_and_next = join(query.s, query.s_next), join(batch.context, batch.context_next)
 
         if state.v is None:  # reading A
             v, v_loss = None, jnp.zeros(())
-            v_s = self._policy_value(state, target_at_s, query.s, sample_key)
-            target_at_next = state.q_target.at(query.s_next, batch.context_next)
-            v_next = self._policy_value(state, target_at_next, query.s_next, sample_key)
+            q_logged, v_s, v_next = self._policy_values(state, query, here_and_next, sample_key)
         else:  # reading B
+            q_logged = state.q_target(query.s, query.a, batch.context).min(0)
 
             def value_loss(v: Critics) -> tuple[Array, None]:
-                estimate = v.at(query.s, batch.context, key=v_key)(key=v_key)[0]
+                estimate = v(query.s, None, batch.context, key=v_key)[0]
                 return expectile(q_logged - estimate, s.expectile).mean(), None
 
             v, v_loss, _ = descend(state.v, critic_optimiser(s), value_loss)
-            v_s = v.model.at(query.s, batch.context)()[0]
-            v_next = v.model.at(query.s_next, batch.context_next)()[0]
+            v_s, v_next = jnp.split(v.model(here_and_next[0], None, here_and_next[1])[0], 2)
 
         advantage = q_logged - v_s
         weights = advantage_weights(advantage, s.beta, s.advantage_limit)
@@ -142,7 +139,7 @@ class IQL:
         y = bellman_target(query.r, query.mask, v_next, s.discount)
 
         def critic_loss(q: Critics) -> tuple[Array, Array]:
-            error = y - q.at(query.s, batch.context, key=q_key)(query.a, key=q_key)
+            error = y - q(query.s, query.a, batch.context, key=q_key)
             loss = error**2 if state.v is not None else expectile(error, s.expectile)
             return loss.mean(-1).sum(), jnp.abs(error).mean()
 
@@ -173,12 +170,17 @@ class IQL:
         """Mean Q̂ after every layer of the first critic (local linear critics only)."""
         return q_by_layer(self.settings, state.q.model, batch)
 
-    def _policy_value(
-        self, state: IQLState, at: Any, s: Array, key: PRNGKeyArray
-    ) -> Float[Array, " batch"]:
-        """Reading A: V(s) = E_{a~π} min_i Q̂_i(s, a | Ω_s) over a few sampled actions."""
+    def _policy_values(
+        self, state: IQLState, query: Transition, states: tuple[Array, Any], key: PRNGKeyArray
+    ) -> tuple[Array, Array, Array]:
+        """Reading A: min_i Q̂_i(s, a), and V = E_{a~π} min_i Q̂_i over a few actions at s and s'."""
+        s, context = states
         several = jnp.broadcast_to(s, (self.settings.policy_samples, *s.shape))
-        return at(state.pi.model.sample(several, key=key)).min(0).mean(0)
+        drawn = state.pi.model.sample(several, key=key)
+        logged = join(query.a, query.a_next)  # the value at s' is left: one call for all
+        q = state.q_target(s, jnp.concatenate([logged[None], drawn]), context).min(0)
+        v_s, v_next = jnp.split(q[1:].mean(0), 2)
+        return q[0, : len(query.s)], v_s, v_next
 
     def _policy_optimiser(self) -> Any:
         s = self.settings

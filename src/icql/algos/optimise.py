@@ -55,9 +55,11 @@ def adam(
     rate = optax.cosine_decay_schedule(learning_rate, cosine_steps) if cosine_steps else None
     parts = [] if clip is None else [optax.clip_by_global_norm(clip)]
     parts.append(optax.adam(rate if rate is not None else learning_rate))
-    if preconditioner_rate != 1.0:
-        parts.append(_scale_preconditioners(preconditioner_rate))
-    return optax.chain(*parts)
+    # one vector of all parameters: a few large operations instead of many small ones
+    step = optax.flatten(optax.chain(*parts))
+    if preconditioner_rate == 1.0:
+        return step
+    return optax.chain(step, _scale_preconditioners(preconditioner_rate))
 
 
 def adamw(

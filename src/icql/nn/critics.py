@@ -1,9 +1,9 @@
 """Critics: global networks and local in-context estimators behind one face.
 
-`critic.at(s, context)` returns the value function *at those states*; calling it with actions gives
-one value per critic and state. A local critic infers its weights from the context Ω_s once, inside
-`at`; a global critic ignores the context. Any critic-based algorithm therefore becomes its ICQL
-variant by one setting.
+`critics(s, a, context)` gives one value per critic and state. `critics.at(s, context)` returns the
+value function *at those states*, to be called with as many actions as wanted: a local critic infers
+its weights from the context Ω_s once, inside `at`. A global critic ignores the context. Any
+critic-based algorithm therefore becomes its ICQL variant by one setting.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from icql.errors import UserError
-from icql.nn.mlp import MLP, Activation
-from icql.nn.modules import LinearMLP, LinearTransformer, ModuleName, SoftmaxTransformer
+from icql.nn.mlp import MLP, Activation, Precision
+from icql.nn.modules import Form, LinearMLP, LinearTransformer, ModuleName, SoftmaxTransformer
 
 CriticKind = Literal["local", "global"]
 
@@ -44,6 +44,11 @@ class LocalSettings:
     """Dropout in φ during training."""
     context_dropout: bool = True
     """Whether dropout also acts on the features of the context transitions."""
+    form: Form = "auto"
+    """How the linear module computes its TD steps: reduced, dual, or fused in one GPU kernel; equal
+    up to rounding. auto: fused on a GPU, reduced elsewhere."""
+    precision: Precision = "float32"
+    """Precision of φ's products and activations; TD, losses and parameters stay float32."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "blocks", "features"):
@@ -70,6 +75,12 @@ class GlobalCritic(eqx.Module):
         """Q(s, a), or V(s) where `a` is None."""
         return self.net(pair(s, a), key=key)[..., 0]
 
+    def once(
+        self, context: Any, s: Array, a: Array | None, *, key: PRNGKeyArray | None
+    ) -> Float[Array, "... batch"]:
+        """Q(s, a): there is nothing to read first."""
+        return self.value(None, s, a, key=key)
+
 
 class LocalCritic(eqx.Module):
     """Features φ and an in-context module: Q̂(s, a | Ω_s), or V̂(s | Ω_s) without actions."""
@@ -90,14 +101,31 @@ class LocalCritic(eqx.Module):
         """Q̂(s, a | Ω) for query features φ(s, a)."""
         return self.module.answer(memory, self.features(pair(s, a), key=key))
 
+    def once(
+        self, context: Any, s: Array, a: Array | None, *, key: PRNGKeyArray | None
+    ) -> Float[Array, "... batch"]:
+        """Q̂(s, a | Ω) with context and queries in one pass through φ."""
+        if key is not None and not self.context_dropout:  # the two are treated differently
+            return self.value(self.read(context, key=key), s, a, key=key)
+        pairs, query = self.context_pairs(context), pair(s, a)
+        rows = [x.reshape(-1, x.shape[-1]) for x in (pairs, query)]
+        features = self.features(jnp.concatenate(rows), key=key)
+        phi, phi_next = features[: len(rows[0])].reshape(*pairs.shape[:-1], -1)
+        memory = self.module.read(phi, phi_next, context.r, context.mask, self.discount)
+        return self.module.answer(memory, features[len(rows[0]) :].reshape(*query.shape[:-1], -1))
+
     def context_features(
         self, context: Any, key: PRNGKeyArray | None = None
     ) -> tuple[Array, Array, Array, Array]:
         """(Φ, Φ', r, m) of a context: both feature matrices in one pass through the network."""
-        a, a_next = (context.a, context.a_next) if self.with_actions else (None, None)
-        pairs = jnp.stack([pair(context.s, a), pair(context.s_next, a_next)])
-        phi, phi_next = self.features(pairs, key=key if self.context_dropout else None)
+        dropout_key = key if self.context_dropout else None
+        phi, phi_next = self.features(self.context_pairs(context), key=dropout_key)
         return phi, phi_next, context.r, context.mask
+
+    def context_pairs(self, context: Any) -> Float[Array, "2 batch n inputs"]:
+        """(s_i, a_i) and (s'_i, a'_i) of a context."""
+        a, a_next = (context.a, context.a_next) if self.with_actions else (None, None)
+        return jnp.stack([pair(context.s, a), pair(context.s_next, a_next)])
 
     def trace(self, context: Any, s: Array, a: Array | None) -> Float[Array, "layers batch"]:
         """Q̂_ℓ(s, a | Ω) after every layer ℓ = 1 … L (linear module only)."""
@@ -116,10 +144,23 @@ class Critics(eqx.Module):
     members: Member
     count: int = eqx.field(static=True)
 
+    def __call__(
+        self,
+        s: Float[Array, "batch obs"],
+        a: Float[Array, "... batch act"] | None = None,
+        context: Any = None,
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Float[Array, "count ... batch"]:
+        """Each critic's value of one or several actions per state (V without actions)."""
+        self._check(context)
+        s = _spread(s, a)
+        keys = None if key is None else jax.random.split(key, self.count)
+        return _each(lambda m, k: m.once(context, s, a, key=k), self.members, keys)
+
     def at(self, s: Array, context: Any = None, *, key: PRNGKeyArray | None = None) -> ValueAt:
         """The value function at states `s`, inferred from their contexts where local."""
-        if isinstance(self.members, LocalCritic) and context is None:
-            raise ValueError("a local critic needs the contexts of its states")
+        self._check(context)
         keys = None if key is None else jax.random.split(jax.random.fold_in(key, 0), self.count)
         memory = _each(lambda m, k: m.read(context, key=k), self.members, keys)
         return ValueAt(self.members, memory, s, self.count)
@@ -130,6 +171,10 @@ class Critics(eqx.Module):
         if isinstance(module, LinearTransformer):
             return jnp.abs(module.C).max()
         return jnp.zeros(())
+
+    def _check(self, context: Any) -> None:
+        if isinstance(self.members, LocalCritic) and context is None:
+            raise ValueError("a local critic needs the contexts of its states")
 
 
 class ValueAt(eqx.Module):
@@ -144,7 +189,7 @@ class ValueAt(eqx.Module):
         self, a: Array | None = None, *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "count ..."]:
         """Each critic's value; `a` may have extra leading axes for several actions per state."""
-        s = self.s if a is None else jnp.broadcast_to(self.s, (*a.shape[:-1], self.s.shape[-1]))
+        s = _spread(self.s, a)
         keys = None if key is None else jax.random.split(jax.random.fold_in(key, 1), self.count)
         return _each(
             lambda m, memory, k: m.value(memory, s, a, key=k), self.members, self.memory, keys
@@ -193,6 +238,7 @@ def make_critics(
             final_gain=1.0,
             layer_norm=True,
             dropout=local.dropout,
+            precision=local.precision,
             key=feature_key,
         )
         return LocalCritic(
@@ -212,7 +258,7 @@ def make_module(
     """Return the in-context module that the settings name."""
     match local.module:
         case "linear":
-            return LinearTransformer(local.layers, local.features, local.c_scale)
+            return LinearTransformer(local.layers, local.features, local.c_scale, local.form)
         case "mlp":
             return LinearMLP(context, local.features, 256, key=key)
         case "softmax":
@@ -224,6 +270,11 @@ def make_module(
 def pair(s: Array, a: Array | None) -> Array:
     """(s, a) as one vector, or s alone."""
     return s if a is None else jnp.concatenate([s, a], -1)
+
+
+def _spread(s: Array, a: Array | None) -> Array:
+    """Repeat the states for actions with extra leading axes."""
+    return s if a is None else jnp.broadcast_to(s, (*a.shape[:-1], s.shape[-1]))
 
 
 def _each(function: Callable[..., Any], members: Member, *rest: Any) -> Any:

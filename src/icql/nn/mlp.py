@@ -8,9 +8,14 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+
+from icql.nn.kernels import norm_dropout, on_gpu
+from icql.nn.kernels.norm import hashed
+from icql.nn.split import split_rows
 
 Activation = Literal["relu", "gelu", "tanh", "none"]
+Precision = Literal["float32", "bfloat16"]
 ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "gelu": jax.nn.gelu,
@@ -30,8 +35,17 @@ class Linear(eqx.Module):
         self.bias = jnp.zeros(outputs)
 
     def __call__(self, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
-        """x W + b."""
-        return x @ self.weight + self.bias
+        """x W + b, in the precision of x."""
+        return self.product(x) + self.bias.astype(x.dtype)
+
+    def product(self, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
+        """x W, in the precision of x."""
+        weight = self.weight.astype(x.dtype)
+        if x.dtype == jnp.bfloat16 and (odd := -x.shape[-1] % 8):
+            # rows of a multiple of 16 bytes: matrix units take others at half the speed
+            x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, odd)])
+            weight = jnp.pad(weight, [(0, odd), (0, 0)])
+        return x @ weight
 
 
 def orthogonal(key: PRNGKeyArray, inputs: int, outputs: int) -> Float[Array, "inputs outputs"]:
@@ -64,9 +78,11 @@ class LayerNorm(eqx.Module):
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         """Return x with mean 0 and variance 1 along the last axis, then scaled and shifted."""
-        centred = x - x.mean(-1, keepdims=True)
+        wide = x.astype(self.scale.dtype)  # the moments of bfloat16 rows need more digits
+        centred = wide - wide.mean(-1, keepdims=True)
         variance = (centred**2).mean(-1, keepdims=True)
-        return centred * jax.lax.rsqrt(variance + 1e-5) * self.scale + self.shift
+        normal = centred * jax.lax.rsqrt(variance + 1e-5) * self.scale + self.shift
+        return normal.astype(x.dtype)
 
 
 class MLP(eqx.Module):
@@ -77,6 +93,7 @@ class MLP(eqx.Module):
     activation: Activation = eqx.field(static=True)
     final_activation: Activation = eqx.field(static=True)
     dropout: float = eqx.field(static=True)
+    precision: Precision = eqx.field(static=True)
 
     def __init__(
         self,
@@ -90,6 +107,7 @@ class MLP(eqx.Module):
         final_gain: float = 2**0.5,
         layer_norm: bool = False,
         dropout: float = 0.0,
+        precision: Precision = "float32",
     ) -> None:
         sizes = [inputs, *hidden, outputs]
         keys = jax.random.split(key, len(sizes) - 1)
@@ -100,28 +118,38 @@ class MLP(eqx.Module):
         )
         self.norms = tuple(LayerNorm(h) for h in hidden) if layer_norm else ()
         self.activation, self.final_activation = activation, final_activation
-        self.dropout = dropout
+        self.dropout, self.precision = dropout, precision
 
     def __call__(
         self, x: Float[Array, "... inputs"], *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "... outputs"]:
         """Apply the network; dropout is active only when a `key` is given."""
-        for i, layer in enumerate(self.layers[:-1]):
+        given, x = x.dtype, split_rows(x)
+        if self.precision == "bfloat16":
+            x = x.astype(jnp.bfloat16)
+        hidden = self.layers[:-1]
+        words: Sequence[Array | None] = [None] * len(hidden)
+        if key is not None and self.dropout > 0:
+            words = list(jax.random.bits(key, (len(hidden), 2), jnp.uint32))
+        for i, (layer, own) in enumerate(zip(hidden, words, strict=True)):
+            if self.norms and self.activation == "relu" and on_gpu():
+                norm, product = self.norms[i], layer.product(x)
+                x = norm_dropout(product, layer.bias, norm.scale, norm.shift, own, self.dropout)
+                continue
             x = ACTIVATIONS[self.activation](layer(x))
             if self.norms:
                 x = self.norms[i](x)
-            if key is not None and self.dropout > 0:
-                x = dropout(x, self.dropout, key=jax.random.fold_in(key, i))
-        return ACTIVATIONS[self.final_activation](self.layers[-1](x))
+            if own is not None:
+                x = dropout(x, self.dropout, own)
+        return ACTIVATIONS[self.final_activation](self.layers[-1](x).astype(given))
 
 
-def dropout(x: Array, rate: float, *, key: PRNGKeyArray) -> Array:
+def dropout(x: Array, rate: float, words: UInt32[Array, "2"]) -> Array:
     """Zero each entry with probability `rate` and scale the rest so that the mean is kept.
 
-    An entry takes 16 random bits, so the rate is a multiple of 2⁻¹⁶: with 32 each, random numbers
-    would cost more than the products between them.
+    An entry's random number is a hash of its position and two random words: computed where it is
+    used, it costs no memory. Threefry's would cost more than the matrix products between them.
     """
-    dropped = round(2**16 * rate)
-    words = jax.random.bits(key, (-(-x.size // 2),), jnp.uint32)
-    halves = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(-1)[: x.size].reshape(x.shape)
-    return jnp.where(halves >= dropped, x * (2**16 / (2**16 - dropped)), 0)
+    position = jax.lax.iota(jnp.uint32, x.size).reshape(x.shape)
+    kept = hashed(position, words[0], words[1]) >= jnp.uint32(round(rate * 2**32))
+    return jnp.where(kept, x * jnp.asarray(1 / (1 - rate), x.dtype), 0)

@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from icql.nn.in_context import reduced
+from icql.nn.in_context import dual, reduced
+from icql.nn.kernels import fused, on_gpu
 from icql.nn.mlp import MLP, LayerNorm, Linear
 
 ModuleName = Literal["linear", "mlp", "softmax"]
+Form = Literal["auto", "reduced", "dual", "fused"]
 
 
 class InContextModule(Protocol):
@@ -40,18 +42,29 @@ class InContextModule(Protocol):
 
 
 class LinearTransformer(eqx.Module):
-    """The paper's module: L layers of linear attention with trainable C_ℓ, in reduced form."""
+    """The paper's module: L layers of linear attention with trainable C_ℓ."""
 
     C: Float[Array, "layers d d"]
+    form: Form = eqx.field(static=True)
 
-    def __init__(self, layers: int, features: int, c_scale: float) -> None:
+    def __init__(self, layers: int, features: int, c_scale: float, form: Form = "auto") -> None:
         self.C = jnp.tile(jnp.eye(features) * (c_scale / features), (layers, 1, 1))
+        self.form = form
 
     def read(
         self, phi: Array, phi_next: Array, r: Array, mask: Array, discount: float
     ) -> Float[Array, "... d"]:
         """Return the local weights w_L of each context."""
-        return reduced(phi, phi_next, r, mask, self.C, discount)[0]
+        form = self.form
+        if form == "auto":
+            form = "fused" if on_gpu() else "reduced"
+        match form:
+            case "fused":
+                return fused(phi, phi_next, r, mask, self.C, discount)
+            case "dual":
+                return dual(phi, phi_next, r, mask, self.C, discount)
+            case _:
+                return reduced(phi, phi_next, r, mask, self.C, discount)[0]
 
     def answer(self, memory: Float[Array, "... d"], phi_query: Array) -> Array:
         """Q̂ = φ_qᵀ w_L."""

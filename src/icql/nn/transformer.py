@@ -192,4 +192,4 @@ def _drop(x: Array, rate: float, key: PRNGKeyArray | None, stream: int) -> Array
     """Dropout where a key is given; `stream` tells apart uses of the same key."""
     if key is None or rate == 0:
         return x
-    return dropout(x, rate, key=jax.random.fold_in(key, stream))
+    return dropout(x, rate, jax.random.bits(jax.random.fold_in(key, stream), (2,), jnp.uint32))

@@ -1,0 +1,182 @@
+"""ReLU, layer normalisation and dropout of a linear layer's output, in one pass each way.
+
+    y = dropout(LN(relu(x + b)) · scale + shift)
+
+XLA makes several kernels of it and keeps their results for the gradient; here only x is kept and
+the rest is computed again where it is needed, the dropout's random numbers too.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as gpu
+from jaxtyping import Array, Float, UInt32
+
+EPSILON = 1e-5
+ROWS = 16  # per program
+WARPS = 4
+
+
+def norm_dropout(
+    x: Float[Array, "... h"],
+    bias: Float[Array, " h"],
+    scale: Float[Array, " h"],
+    shift: Float[Array, " h"],
+    words: UInt32[Array, "2"] | None,
+    rate: float,
+    *,
+    interpret: bool = False,
+) -> Float[Array, "... h"]:
+    """Apply the block above in one kernel; without random `words` there is no dropout."""
+    if words is None:
+        words, rate = jnp.zeros(2, jnp.uint32), 0.0
+    h = x.shape[-1]
+    flat = x.reshape(-1, h)
+    y = _block(rate, interpret, flat, bias, scale, shift, words)
+    return y.reshape(x.shape)
+
+
+def hashed(position: UInt32[Array, "..."], first: Any, second: Any) -> UInt32[Array, "..."]:
+    """A random word for each position: two rounds of mixing, keyed by two words."""
+    return _mix(_mix(position ^ first) + second)
+
+
+def _mix(x: Array) -> Array:
+    """One-to-one scrambling of 32-bit words (the `lowbias32` multipliers of C. Wellons)."""
+    x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> jnp.uint32(15))) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> jnp.uint32(16))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _block(
+    rate: float, interpret: bool, x: Array, bias: Array, scale: Array, shift: Array, words: Array
+) -> Array:
+    return _forward(rate, interpret, x, bias, scale, shift, words)[0]
+
+
+def _forward(
+    rate: float, interpret: bool, x: Array, bias: Array, scale: Array, shift: Array, words: Array
+) -> tuple[Array, Any]:
+    kernel = partial(_forward_kernel, rate, *x.shape)
+    (y,) = _call(kernel, [x], [bias, scale, shift, words], 0, interpret)
+    return y, (x, bias, scale, shift, words)
+
+
+def _backward(rate: float, interpret: bool, kept: Any, d_y: Array) -> tuple[Any, ...]:
+    x, bias, scale, shift, words = kept
+    kernel = partial(_backward_kernel, rate, *x.shape)
+    d_x, parts = _call(kernel, [x, d_y], [bias, scale, shift, words], 3, interpret)
+    d_bias, d_scale, d_shift = parts.sum(0)
+    return d_x, d_bias, d_scale, d_shift, None
+
+
+_block.defvjp(_forward, _backward)
+
+
+def _call(
+    kernel: Any, by_rows: list[Array], whole: list[Array], sums: int, interpret: bool
+) -> list[Array]:
+    """Run `kernel` over blocks of rows; besides such rows it returns `sums` rows per program."""
+    x = by_rows[0]
+    programs = math.ceil(len(x) / ROWS)
+    block = pl.BlockSpec((ROWS, x.shape[1]), lambda i: (i, 0))
+    outputs, blocks = [jax.ShapeDtypeStruct(x.shape, x.dtype)], [block]
+    if sums:
+        outputs.append(jax.ShapeDtypeStruct((programs, sums, x.shape[1]), jnp.float32))
+        blocks.append(pl.BlockSpec((None, sums, x.shape[1]), lambda i: (i, 0, 0)))
+    result = pl.pallas_call(
+        kernel,
+        out_shape=outputs,
+        grid=(programs,),
+        in_specs=[
+            *[block] * len(by_rows),
+            *(pl.BlockSpec(x.shape, lambda i: (0,)) for x in whole),
+        ],
+        out_specs=blocks,
+        interpret=interpret,
+        compiler_params=gpu.CompilerParams(num_warps=WARPS, num_stages=1),
+        name="norm" + kernel.func.__name__.removesuffix("_kernel"),
+    )(*by_rows, *whole)
+    return list(result)
+
+
+def _normal(x: Any, bias: Any, h: int, inside: Any) -> tuple[Any, Any, Any]:
+    """x + b, LN(relu(x + b)) before scale and shift, and 1/σ of each row; zero outside."""
+    z = x + bias[None, :]
+    active = jnp.where(inside, jnp.maximum(z, 0.0), 0.0)
+    centred = jnp.where(inside, active - (active.sum(1) / h)[:, None], 0.0)
+    inverse = jax.lax.rsqrt((centred * centred).sum(1) / h + EPSILON)
+    return z, centred * inverse[:, None], inverse
+
+
+class _Tile:
+    """The block of rows of one program, padded to powers of two."""
+
+    def __init__(self, rows: int, h: int) -> None:
+        self.first = pl.program_id(0) * ROWS
+        self.i, self.j = jnp.arange(ROWS), jnp.arange(pl.next_power_of_2(h))
+        self.columns = self.j < h
+        self.inside = (self.first + self.i < rows)[:, None] & self.columns[None, :]
+        self.h = h
+
+    def load(self, ref: Any) -> Any:
+        place = ref.at[self.i[:, None], self.j[None, :]]
+        return gpu.load(place, mask=self.inside, other=0.0).astype(jnp.float32)
+
+    def store(self, ref: Any, value: Any) -> None:
+        place = ref.at[self.i[:, None], self.j[None, :]]
+        gpu.store(place, value.astype(ref.dtype), mask=self.inside)
+
+    def vector(self, ref: Any) -> Any:
+        return gpu.load(ref.at[self.j], mask=self.columns, other=0.0)
+
+    def kept(self, words: Any, rate: float) -> Any:
+        """Entries that dropout keeps: the same hash of the position as the plain form."""
+        position = (self.first + self.i)[:, None] * self.h + self.j[None, :]
+        noise = hashed(position.astype(jnp.uint32), words[0], words[1])
+        return noise >= jnp.uint32(round(rate * 2**32))
+
+
+def _forward_kernel(
+    rate: float, rows: int, h: int, x: Any, bias: Any, scale: Any, shift: Any, words: Any, y: Any
+) -> None:
+    tile = _Tile(rows, h)
+    _, normal, _ = _normal(tile.load(x), tile.vector(bias), h, tile.inside)
+    out = normal * tile.vector(scale)[None, :] + tile.vector(shift)[None, :]
+    if rate > 0:
+        out = jnp.where(tile.kept(words, rate), out / (1 - rate), 0.0)
+    tile.store(y, out)
+
+
+def _backward_kernel(
+    rate: float,
+    rows: int,
+    h: int,
+    x: Any,
+    d_y: Any,
+    bias: Any,
+    scale: Any,
+    shift: Any,
+    words: Any,
+    d_x: Any,
+    sums: Any,
+) -> None:
+    tile = _Tile(rows, h)
+    z, normal, inverse = _normal(tile.load(x), tile.vector(bias), h, tile.inside)
+    g = tile.load(d_y)
+    if rate > 0:
+        g = jnp.where(tile.kept(words, rate), g / (1 - rate), 0.0)
+    g_normal = g * tile.vector(scale)[None, :]
+    mean, along = g_normal.sum(1) / h, (g_normal * normal).sum(1) / h
+    d_active = inverse[:, None] * (g_normal - mean[:, None] - normal * along[:, None])
+    d_z = jnp.where(tile.inside & (z > 0), d_active, 0.0)
+    tile.store(d_x, d_z)
+    for i, value in enumerate((d_z, g * normal, g)):  # of bias, scale and shift
+        gpu.store(sums.at[i, tile.j], value.sum(0), mask=tile.columns)

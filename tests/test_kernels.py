@@ -1,0 +1,176 @@
+"""GPU kernels, run in Pallas' interpreter, against the plain forms that run elsewhere."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from icql.algos.base import Transition
+from icql.nn import mlp
+from icql.nn.critics import LocalSettings, make_critics
+from icql.nn.in_context import reduced
+from icql.nn.kernels import fused, norm_dropout
+from icql.nn.mlp import MLP, LayerNorm, dropout
+
+
+def random_words(key: jax.Array) -> jax.Array:
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def context(lead: tuple[int, ...], n: int, d: int, layers: int) -> tuple[jax.Array, ...]:
+    keys = jax.random.split(jax.random.key(n + d), 5)
+    return (
+        jnp.tanh(jax.random.normal(keys[0], (*lead, n, d))),
+        jnp.tanh(jax.random.normal(keys[1], (*lead, n, d))),
+        jax.random.normal(keys[2], (*lead, n)),
+        (jax.random.uniform(keys[3], (*lead, n)) > 0.3).astype(jnp.float32),
+        jax.random.normal(keys[4], (layers, d, d)) * 0.2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("lead", "n", "d", "layers"), [((3,), 5, 6, 4), ((2, 2), 20, 16, 3), ((1,), 1, 1, 1)]
+)
+def test_the_td_kernel_has_the_values_and_gradients_of_the_reduced_form(lead, n, d, layers):
+    inputs = context(lead, n, d, layers)
+    direction = jax.random.normal(jax.random.key(7), (*lead, d))
+
+    def plain(*x):
+        return (reduced(*x, 0.97)[0] * direction).sum()
+
+    def kernel(*x):
+        return (fused(*x, 0.97, interpret=True) * direction).sum()
+
+    everything = tuple(range(5))
+    value, gradients = jax.value_and_grad(plain, everything)(*inputs)
+    found, found_gradients = jax.value_and_grad(kernel, everything)(*inputs)
+    np.testing.assert_allclose(found, value, rtol=1e-5)
+    for mine, expected in zip(found_gradients, gradients, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_td_kernel_serves_several_critics_each_with_its_own_c():
+    *shared, c = context((4,), 3, 4, 2)
+    both = jnp.stack([c, 2 * c])
+    several = jax.vmap(lambda c: fused(*shared, c, 0.9, interpret=True))(both)
+    for mine, its_c in zip(several, both, strict=True):
+        np.testing.assert_allclose(mine, reduced(*shared, its_c, 0.9)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "rate"), [((37, 12), 0.1), ((2, 3, 32), 0.0), ((16, 8), 0.5)])
+def test_the_norm_kernel_has_the_values_and_gradients_of_the_plain_block(shape, rate):
+    keys = jax.random.split(jax.random.key(1), 6)
+    size = shape[-1]
+    inputs = (
+        jax.random.normal(keys[0], shape),
+        *(jax.random.normal(keys[i], (size,)) for i in (1, 2, 3)),
+    )
+    direction = jax.random.normal(keys[4], shape)
+    words = random_words(keys[5]) if rate else None
+
+    def plain(x, bias, scale, shift):
+        norm = eqx.tree_at(lambda n: (n.scale, n.shift), LayerNorm(size), (scale, shift))
+        y = norm(jax.nn.relu(x + bias))
+        return ((dropout(y, rate, words) if rate else y) * direction).sum()
+
+    def kernel(x, bias, scale, shift):
+        y = norm_dropout(x, bias, scale, shift, words, rate, interpret=True)
+        return (y * direction).sum()
+
+    everything = (0, 1, 2, 3)
+    value, gradients = jax.value_and_grad(plain, everything)(*inputs)
+    found, found_gradients = jax.value_and_grad(kernel, everything)(*inputs)
+    np.testing.assert_allclose(found, value, rtol=1e-5)
+    for mine, expected in zip(found_gradients, gradients, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_network_computes_the_same_with_and_without_its_kernel(monkeypatch, precision):
+    net = MLP(
+        5, (16, 12), 4, key=jax.random.key(0), layer_norm=True, dropout=0.2, precision=precision
+    )
+    x, key = jax.random.normal(jax.random.key(1), (21, 5)), jax.random.key(2)
+    plain, plain_dropped = net(x), net(x, key=key)
+    monkeypatch.setattr(mlp, "on_gpu", lambda: True)
+    monkeypatch.setattr(mlp, "norm_dropout", partial(norm_dropout, interpret=True))
+    tolerance = 1e-5 if precision == "float32" else 0.03
+    np.testing.assert_allclose(net(x), plain, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(net(x, key=key), plain_dropped, rtol=tolerance, atol=tolerance)
+
+
+def test_dropout_numbers_are_unrelated_between_neighbours_and_between_keys():
+    ones = jnp.ones((400, 256))
+    words = [random_words(jax.random.key(k)) for k in (0, 1)]
+    first, second = (np.asarray(dropout(ones, 0.5, w)) > 0 for w in words)
+    pairs = [
+        (first[:, 1:], first[:, :-1]),
+        (first[1:], first[:-1]),
+        (first, second),
+        (first[:, ::2], first[:, 1::2]),
+    ]
+    for a, b in pairs:
+        correlation = np.corrcoef(a.ravel(), b.ravel())[0, 1]
+        assert abs(correlation) < 4 / np.sqrt(a.size)
+
+
+def critics(**local):
+    return make_critics(
+        "local",
+        observation_dim=3,
+        action_dim=2,
+        hidden=(32, 32),
+        count=2,
+        discount=0.99,
+        local=LocalSettings(layers=6, features=16, c_scale=4.0, **local),
+        context=10,
+        key=jax.random.key(0),
+    )
+
+
+def queries() -> tuple[jax.Array, jax.Array, Transition]:
+    keys = jax.random.split(jax.random.key(1), 7)
+    normal = jax.random.normal
+    return (
+        normal(keys[5], (9, 3)),
+        normal(keys[6], (9, 2)),
+        Transition(
+            normal(keys[0], (9, 10, 3)),
+            normal(keys[1], (9, 10, 2)),
+            normal(keys[2], (9, 10)),
+            normal(keys[3], (9, 10, 3)),
+            normal(keys[4], (9, 10, 2)),
+            jnp.ones((9, 10)),
+        ),
+    )
+
+
+@pytest.mark.parametrize("context_dropout", [True, False])
+def test_one_pass_over_context_and_query_equals_two(context_dropout):
+    s, a, around = queries()
+    q = critics(context_dropout=context_dropout)
+    np.testing.assert_allclose(q(s, a, around), q.at(s, around)(a), rtol=1e-5, atol=1e-6)
+    dropped = q(s, a, around, key=jax.random.key(3))
+    assert not np.allclose(dropped, q(s, a, around))
+    np.testing.assert_array_equal(dropped, q(s, a, around, key=jax.random.key(3)))
+
+
+def test_bfloat16_features_change_values_and_gradients_by_little():
+    """The bound of docs/performance.md: root mean square, 2 % of values, 5 % of gradients."""
+    s, a, around = queries()
+    exact, short = critics(), critics(precision="bfloat16")
+
+    def loss(q):
+        return (q(s, a, around) ** 2).mean()
+
+    expected, found = exact(s, a, around), short(s, a, around)
+    assert found.dtype == jnp.float32
+    assert np.sqrt(np.mean((found - expected) ** 2)) < 0.02 * np.std(expected)
+    gradients = [eqx.filter_grad(loss)(q) for q in (exact, short)]
+    one, other = (jnp.concatenate([x.ravel() for x in jax.tree.leaves(g)]) for g in gradients)
+    assert float(jnp.linalg.norm(one - other) / jnp.linalg.norm(one)) < 0.05

@@ -182,7 +182,7 @@ def test_convert_says_what_a_format_loses(capsys: Capture) -> None:
         (["show", "hoper-mini"], "Did you mean 'hopper-mini'?"),
         (["show", "log.csv"], "no column 'observation_*'"),
         (["show", "log.csv", "--columns", "none.toml"], "none.toml: it cannot be read"),
-        (["show", "log.csv", "--columns", "map.toml", "--task", "hopper"], "no task 'hopper'"),
+        (["show", "log.csv", "--columns", "map.toml", "--task", "hoper"], "no task 'hoper'"),
         (["show", "hopper-medium-v2"], "icql data fetch hopper-medium-v2"),
         (["convert", "hopper-mini", "out.txt"], "out.txt: data of this kind cannot be written"),
         (["convert", "nothing.npz", "out.npz"], "nothing.npz: there is no such file"),

@@ -354,6 +354,8 @@ def test_register_task(monkeypatch: pytest.MonkeyPatch) -> None:
         ("hopper-mini", "hopper-mini"),
         ("D4RL/door/human-v2", None),
         ("hopper-medium-v20.hdf5", None),
+        ("hopper.npz", "hopper"),
+        ("hopper-medium-replay.npz", None),
         ("my-log.hdf5", None),
     ],
 )
@@ -507,6 +509,21 @@ def test_npz_round_trip(tmp_path: pathlib.Path, recorded: bool) -> None:
     assert data.content_hash() == Transitions.from_steps(steps).content_hash()
     assert data.info.task == "hopper-mini"
     assert list(path.parent.iterdir()) == [path]  # no temporary file stays behind
+
+
+def test_npz_of_ones_own_may_record_every_successor(tmp_path: pathlib.Path) -> None:
+    steps = log(6, terminals=[2], timeouts=[5])
+    names = ("observations", "actions", "rewards", "terminals", "timeouts")
+    arrays = {name: getattr(steps, name) for name in names}
+    following = np.vstack([steps.observations[1:], steps.observations[:1]]) + 0.5
+    np.savez(tmp_path / "log.npz", **arrays, next_observations=following)
+    data = load_dataset(tmp_path / "log.npz")
+    np.testing.assert_array_equal(data.next_states, following[[0, 1, 2, 3, 4]].astype(np.float32))
+    np.savez(
+        tmp_path / "two.npz", **arrays, next_observations=following, final_observations=following
+    )
+    with pytest.raises(UserError, match="both `next_observations` and `final_observations`"):
+        load_dataset(tmp_path / "two.npz")
 
 
 def test_npz_of_a_log_that_stops_inside_an_episode(tmp_path: pathlib.Path) -> None:
@@ -723,8 +740,8 @@ def test_unknown_names(
     (tmp_path / "folder.npz").mkdir()
     with pytest.raises(UserError, match=message):
         load_dataset(name)
-    with pytest.raises(UserError, match="no task 'hopper'"):
-        load_dataset(name, task="hopper")
+    with pytest.raises(UserError, match="no task 'hoper'"):
+        load_dataset(name, task="hoper")
 
 
 def test_embedded_dataset() -> None:

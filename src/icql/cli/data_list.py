@@ -11,9 +11,10 @@ import tyro
 
 from icql.data.download import FILES, datasets_dir
 from icql.data.sources import D4RL_DIR, EMBEDDED, TABLES, find_d4rl
+from icql.data.store import SUFFIX
 from icql.data.tasks import get_task, list_tasks
 
-KINDS = (".hdf5", ".h5", ".npz", *TABLES)
+KINDS = (".hdf5", ".h5", ".npz", *TABLES, SUFFIX)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def summary(data: Transitions) -> dict[str, Any]:
         "source": info.source,
         "task": info.task,
         "transitions": len(data),
-        "episodes": len(np.unique(data.episode)),
+        "episodes": data.episodes(),
         "observation_dim": data.observation_dim,
         "action_dim": data.action_dim,
         "dropped": info.dropped,

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from icql.data.validation import Findings, validate_dataset
+from icql.data.findings import Findings
+from icql.data.validation import validate_dataset
 from icql.errors import UserError
 from icql.progress import Display
 

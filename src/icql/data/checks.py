@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from icql.data.blocks import tally
 from icql.errors import UserError
 
 Floats = NDArray[np.float32]
@@ -42,24 +43,27 @@ def matrix(name: str, values: Any, source: str) -> Floats:
             where=source,
             fix="Flatten each observation and each action into one row of numbers.",
         )
-    return _float32(array)
+    return float32(array)
 
 
 def vector(name: str, values: Any, source: str) -> Floats:
     """`values` as float32 of shape (T,); a single column is taken as a vector."""
     array = _one_column(name, np.asarray(values), source)
     check_kind(name, array.dtype, source)
-    return _float32(array)
+    return float32(array)
 
 
-def flags(name: str, values: Any, source: str) -> Bools:
-    """`values` as booleans of shape (T,); anything but 0 and 1 is refused."""
+def flags(name: str, values: Any, source: str, *, offset: int = 0) -> Bools:
+    """`values` as booleans of shape (T,); anything but 0 and 1 is refused.
+
+    `offset` is the row of the first value, for the message.
+    """
     array = _one_column(name, np.asarray(values), source)
     check_kind(name, array.dtype, source)
-    odd = np.flatnonzero((array != 0) & (array != 1))
-    if odd.size:
+    odd, _ = tally(len(array), lambda rows: (array[rows] != 0) & (array[rows] != 1))
+    if odd is not None:
         raise UserError(
-            f"`{name}` is {array[odd[0]]} at row {odd[0]}, but only 0 and 1 have a meaning.",
+            f"`{name}` is {array[odd]} at row {offset + odd}, but only 0 and 1 have a meaning.",
             where=source,
             fix="Write 1 where the flag is set and 0 elsewhere.",
         )
@@ -68,14 +72,16 @@ def flags(name: str, values: Any, source: str) -> Bools:
 
 def check_finite(name: str, array: Floats, valid: Bools | None, source: str) -> None:
     """Refuse NaN and Inf, except in rows that the source itself marks as invalid."""
-    finite = np.isfinite(array)
-    good = finite if finite.ndim == 1 else finite.all(axis=1)
-    bad = np.flatnonzero(~good if valid is None else ~good & valid)
-    if not bad.size:
+
+    def bad(rows: slice) -> Bools:
+        fine = np.isfinite(array[rows]).reshape(rows.stop - rows.start, -1).all(axis=1)
+        return np.logical_not(fine) if valid is None else np.logical_not(fine) & valid[rows]
+
+    row, count = tally(len(array), bad, width=array[:1].size)
+    if row is None:
         return
-    row = int(bad[0])
-    column = "" if array.ndim == 1 else f", column {int(np.flatnonzero(~finite[row])[0])}"
-    more = f" ({bad.size} such rows)" if bad.size > 1 else ""
+    column = "" if array.ndim == 1 else f", column {int(np.isfinite(array[row]).argmin())}"
+    more = f" ({count} such rows)" if count > 1 else ""
     raise UserError(
         f"`{name}` is not a finite number at row {row}{column}{more}.",
         where=source,
@@ -95,15 +101,17 @@ def bytes_in_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return math.prod(shape) * max(int(dtype.itemsize), np.dtype(np.float32).itemsize)
 
 
-def check_size(nbytes: int, source: str) -> None:
+def check_size(nbytes: int, source: str, limit: int) -> None:
     """Refuse arrays of `nbytes` before they are read, if their transitions would not fit."""
-    needed, limit = COPIES * nbytes, memory_limit()
+    needed = COPIES * nbytes
     if needed > limit:
         raise UserError(
             f"its arrays need {needed / 2**30:,.1f} GB of memory, "
-            f"over the limit of {limit / 2**30:,.1f} GB (half of this machine's memory).",
+            f"over the limit of {limit / 2**30:,.1f} GB (half of this machine's memory, where "
+            "nothing else was said).",
             where=source,
-            fix="Load a part of the data, or use a machine with more memory.",
+            fix="Convert it once to a store that is read in blocks: icql data convert FILE "
+            "FILE.icql; then use FILE.icql.",
         )
 
 
@@ -117,7 +125,8 @@ def _one_column(name: str, array: NDArray[Any], source: str) -> NDArray[Any]:
     return array
 
 
-def _float32(array: NDArray[Any]) -> Floats:
+def float32(array: NDArray[Any]) -> Floats:
+    """`array` in the type that data has here."""
     # A float64 beyond float32 becomes Inf here and is then reported by `check_finite`.
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(np.float32, copy=False)

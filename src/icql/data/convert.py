@@ -9,10 +9,13 @@ from pathlib import Path
 from icql.data.d4rl import write_d4rl
 from icql.data.minari_source import write_minari
 from icql.data.npz import write_npz
-from icql.data.sources import Source
+from icql.data.room import Room, scratch
+from icql.data.sources import Source, load_steps
+from icql.data.store import describe_store, new_store, open_store
 from icql.data.tables import write_parquet
 from icql.data.tasks import Task
-from icql.data.transitions import Steps
+from icql.data.transitions import Steps, Transitions
+from icql.data.validation import inspect
 from icql.errors import UserError
 
 
@@ -38,7 +41,7 @@ def write_dataset(source: Source, destination: str, *, force: bool = False) -> N
         raise UserError(
             "data of this kind cannot be written.",
             where=destination,
-            fix=f"Known kinds: {', '.join(_WRITERS)}, and minari:ID.",
+            fix=f"Known kinds: {', '.join(_WRITERS)}, .icql (a store), and minari:ID.",
         )
     if path.is_dir():
         raise UserError("it is a folder.", where=destination, fix="Name a file.")
@@ -48,6 +51,44 @@ def write_dataset(source: Source, destination: str, *, force: bool = False) -> N
         _WRITERS[path.suffix.lower()](path, source.steps, source.task)
     except OSError as error:
         raise UserError(f"it cannot be written ({error.strerror}).", where=destination) from error
+
+
+def make_store(
+    name_or_path: str | Path,
+    destination: str | Path,
+    *,
+    task: str | None = None,
+    columns: str | Path | None = None,
+    force: bool = False,
+    memory: int | None = None,
+) -> Transitions:
+    """Turn any dataset into a store (`icql.data.store`), block by block, all or nothing.
+
+    The log is validated on the way. Its steps lie on disk meanwhile, beside the destination, in
+    about the room that the store itself takes.
+
+    Args:
+        name_or_path: what `load_steps` takes.
+        destination: the store to make, `NAME.icql`.
+        task: the task, where the data does not tell.
+        columns: the mapping of a CSV or Parquet log.
+        force: replace a store that is there.
+        memory: bytes to get along with; by default half of what the machine has.
+
+    Returns:
+        The transitions of the new store, mapped.
+
+    Raises:
+        UserError: if the data cannot be read or has errors, or the memory does not suffice.
+    """
+    path = Path(destination).expanduser()
+    with new_store(path, force=force) as folder, scratch(folder.parent, memory) as room:
+        source = load_steps(name_or_path, task=task, columns=columns, room=room)
+        findings = inspect(source.steps, source=source.info.source, task=source.task)
+        findings.stop(str(name_or_path))
+        data = source.transitions(Room(folder, memory))
+        describe_store(folder, data, findings.warnings)
+    return open_store(path)
 
 
 def without_last_rule(steps: Steps) -> Steps:

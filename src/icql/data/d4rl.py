@@ -10,15 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.data import checks
+from icql.data.room import IN_MEMORY, Room
 from icql.data.tasks import Task
 from icql.data.transitions import Bools, Steps
 from icql.errors import UserError
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("timeouts", "next_observations", "valid")
+FLAGS = ("terminals", "timeouts", "valid")
 
 
-def read_d4rl(path: str | Path, task: Task | None = None) -> Steps:
+def read_d4rl(path: str | Path, task: Task | None = None, room: Room = IN_MEMORY) -> Steps:
     """Read a D4RL HDF5 file; groups such as `infos` and `metadata` are ignored.
 
     D4RL's rules that differ from plain logs: a file without `timeouts` is cut at the task's
@@ -27,10 +29,10 @@ def read_d4rl(path: str | Path, task: Task | None = None) -> Steps:
 
     Raises:
         UserError: naming file and key, if the file cannot be read, lacks a key, holds anything but
-            numbers of fitting shapes, or is too large for this machine's memory.
+            numbers of fitting shapes, or is too large for `room`.
     """
     source = str(path)
-    arrays = _read_arrays(Path(path))
+    arrays = _read_arrays(Path(path), room)
     terminals = checks.flags("terminals", arrays["terminals"], source)
     if "timeouts" in arrays:
         timeouts = checks.flags("timeouts", arrays["timeouts"], source)
@@ -89,7 +91,7 @@ def timeouts_by_limit(terminals: Bools, limit: int) -> Bools:
     return timeouts
 
 
-def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def _read_arrays(path: Path, room: Room) -> dict[str, NDArray[Any]]:
     """The numeric arrays of the file, checked for kind and size before any is read."""
     if not path.is_file():
         raise UserError("there is no such file.", where=str(path))
@@ -103,8 +105,10 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
                         where=str(path),
                         fix=f"A D4RL file holds {', '.join(REQUIRED)} at its top level.",
                     )
-            checks.check_size(sum(_bytes(key, file[key], path) for key in present), str(path))
-            return {key: file[key][()] for key in present}
+            nbytes = sum(_bytes(key, file[key], path) for key in present)
+            rows = (file["rewards"].shape or (0,))[0]
+            room.check(nbytes, rows, str(path))
+            return {key: _read(key, file[key], room) for key in present}
     # h5py reports damage as any of these, depending on where in the file it is.
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
         raise UserError(
@@ -112,6 +116,14 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             where=str(path),
             fix="It may be truncated or damaged: fetch it again.",
         ) from error
+
+
+def _read(key: str, item: Any, room: Room) -> NDArray[Any]:
+    if not item.shape:
+        return item[()]
+    dtype = item.dtype if key in FLAGS else np.float32
+    chunk = item.chunks[0] if item.chunks else 1
+    return room.fill(key, item.shape, dtype, item.__getitem__, multiple=chunk)
 
 
 def _bytes(key: str, item: Any, path: Path) -> int:

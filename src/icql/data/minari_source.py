@@ -16,20 +16,22 @@ import numpy as np
 
 from icql.data import checks
 from icql.data.npz import check_chain
+from icql.data.room import IN_MEMORY, Room
 from icql.data.tasks import Task
 from icql.data.transitions import Bools, Floats, Steps
 from icql.errors import UserError
 
 
-def read_minari(dataset_id_or_path: str | Path) -> Steps:
+def read_minari(dataset_id_or_path: str | Path, room: Room = IN_MEMORY) -> Steps:
     """Read a Minari dataset with Box observations and actions.
 
     Minari keeps T+1 observations of an episode of T steps, so every step, the last included, has
-    its true successor. An episode without an end mark was cut there.
+    its true successor. An episode without an end mark was cut there. The steps are read into
+    memory, whatever `room` is, if its budget allows that.
 
     Raises:
         UserError: if Minari is not installed, or the dataset is missing, damaged, of another kind
-            of space, or too large for this machine's memory.
+            of space, or too large for the budget.
     """
     source = str(dataset_id_or_path)
     dataset = _open(source)
@@ -44,7 +46,7 @@ def read_minari(dataset_id_or_path: str | Path) -> Steps:
                 fix="Flatten them when the dataset is recorded.",
             )
     width = dataset.observation_space.shape[0] + dataset.action_space.shape[0] + 1
-    checks.check_size(int(dataset.total_steps) * width * 8, source)
+    checks.check_size(int(dataset.total_steps) * width * 8, source, room.budget)
     try:
         episodes = list(dataset.iterate_episodes())
         return _steps(episodes, source)

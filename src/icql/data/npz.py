@@ -3,7 +3,7 @@
 Arrays: observations (T, obs), actions (T, act), rewards, terminals, timeouts (T,); where known,
 `final_observations` (E, obs), the true successor of each of the E episode ends in time order;
 `valid` (T,) where rows are marked; `meta`, a JSON object as UTF-8 bytes. Equal steps give equal
-bytes.
+bytes. A file of one's own may have `next_observations` (T, obs) instead of the final ones.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import zipfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from icql.data import checks
+from icql.data.room import IN_MEMORY, Room
 from icql.data.transitions import Floats, Steps
 from icql.errors import UserError
 
 REQUIRED = ("observations", "actions", "rewards", "terminals", "timeouts")
-OPTIONAL = ("final_observations", "valid", "drop_last", "meta")
+OPTIONAL = ("next_observations", "final_observations", "valid", "drop_last", "meta")
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -82,31 +83,39 @@ def check_chain(steps: Steps, where: str) -> None:
         )
 
 
-def read_npz(path: str | Path) -> tuple[Steps, dict[str, Any]]:
+def read_npz(path: str | Path, room: Room = IN_MEMORY) -> tuple[Steps, dict[str, Any]]:
     """Read what `write_npz` wrote: the steps and their `meta`.
 
     Raises:
         UserError: naming file and array, if the file is damaged, holds pickled objects, lacks an
-            array, does not fit together, or is too large for this machine's memory.
+            array, does not fit together, or is too large for `room`.
     """
     source = str(path)
-    arrays = _read_arrays(Path(path))
+    arrays = _read_arrays(Path(path), room)
     final = arrays.get("final_observations")
+    if final is not None and "next_observations" in arrays:
+        raise UserError(
+            "it has both `next_observations` and `final_observations`.",
+            where=source,
+            fix="Keep one of them.",
+        )
     steps = Steps(
         arrays["observations"],
         arrays["actions"],
         arrays["rewards"],
         arrays["terminals"],
         arrays["timeouts"],
+        next_observations=arrays.get("next_observations"),
         valid=arrays.get("valid"),
         drop_last=bool(arrays.get("drop_last", False)),
     ).checked(source)
     if final is not None:
-        steps = _with_successors(steps, checks.matrix("final_observations", final, source), source)
+        final = checks.matrix("final_observations", final, source)
+        steps = _with_successors(steps, final, source, room)
     return steps.checked(source), _meta(arrays, source)
 
 
-def _with_successors(steps: Steps, final: Floats, source: str) -> Steps:
+def _with_successors(steps: Steps, final: Floats, source: str, room: Room) -> Steps:
     """Steps whose successors are the next row or, at an episode end, the row of `final`."""
     ends = steps.terminals | steps.timeouts
     expected = (int(ends.sum()), steps.observations.shape[1])
@@ -115,7 +124,7 @@ def _with_successors(steps: Steps, final: Floats, source: str) -> Steps:
             f"`final_observations` has shape {final.shape}, but its episode ends need {expected}.",
             where=source,
         )
-    successors = np.empty_like(steps.observations)
+    successors = room.empty("next_observations", steps.observations.shape, np.float32)
     successors[:-1] = steps.observations[1:]
     successors[-1] = steps.observations[-1]  # left out later unless an episode ends here
     successors[ends] = final
@@ -134,7 +143,7 @@ def _meta(arrays: dict[str, NDArray[Any]], source: str) -> dict[str, Any]:
     return meta
 
 
-def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def _read_arrays(path: Path, room: Room) -> dict[str, NDArray[Any]]:
     """The known arrays of the file; declared sizes are checked before anything is unpacked."""
     if not path.is_file():
         raise UserError("there is no such file.", where=str(path))
@@ -146,11 +155,13 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
                     listed = ", ".join(sorted(found)) or "nothing"
                     raise UserError(f"`{name}` is missing; it has {listed}.", where=str(path))
             names = [name for name in REQUIRED + OPTIONAL if name in found]
-            checks.check_size(sum(_bytes(archive, name, path) for name in names), str(path))
+            headers = {name: _header(archive, name, path) for name in names}
+            nbytes = sum(checks.bytes_in_memory(*header) for header in headers.values())
+            room.check(nbytes, (headers["rewards"][0] or (0,))[0], str(path))
             arrays: dict[str, NDArray[Any]] = {}
             for name in names:
                 with archive.open(f"{name}.npy") as file:
-                    arrays[name] = npy.read_array(file, allow_pickle=False)
+                    arrays[name] = _read(file, name, room)
             return arrays
     # The reasons a damaged, encrypted or foreign archive gives, depending on where it breaks.
     except (
@@ -169,8 +180,28 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         ) from error
 
 
-def _bytes(archive: zipfile.ZipFile, name: str, path: Path) -> int:
-    """Memory that an array will take, by its header alone."""
+def _read(file: IO[bytes], name: str, room: Room) -> NDArray[Any]:
+    """One array, unpacked in pieces where it goes to a file."""
+    if room.folder is None:
+        return npy.read_array(file, allow_pickle=False)
+    shape, fortran, dtype = _HEADERS[npy.read_magic(file)](file)
+    if not shape or fortran:  # a single value, or columns first: not in row blocks
+        values = np.frombuffer(file.read(), dtype)
+        return values.reshape(shape, order="F" if fortran else "C")
+    width = math.prod(shape[1:])
+
+    def read(rows: slice) -> NDArray[Any]:
+        size = (rows.stop - rows.start) * width * dtype.itemsize
+        return np.frombuffer(file.read(size), dtype).reshape(-1, *shape[1:])
+
+    floats = name == "rewards" or name.endswith(("observations", "actions"))
+    return room.fill(name, shape, np.float32 if floats else dtype, read)
+
+
+def _header(
+    archive: zipfile.ZipFile, name: str, path: Path
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an array, and that it has the size which they claim."""
     member = archive.getinfo(f"{name}.npy")
     with archive.open(member) as file:
         version = npy.read_magic(file)
@@ -181,4 +212,4 @@ def _bytes(archive: zipfile.ZipFile, name: str, path: Path) -> int:
         # NumPy reserves what the header claims, so the claim must match what is there.
         if math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
             raise ValueError(f"`{name}` does not have the size its header claims")
-    return checks.bytes_in_memory(shape, dtype)
+    return shape, dtype

@@ -10,10 +10,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from icql.data.blocks import blocks, groups
+from icql.data.transitions import Transitions
+
 Array = NDArray[np.float64]
 
 BLUE, ORANGE, GREY = "#2563a8", "#d9822b", "#8a8f98"
 FITTED = 20_000  # states at most that the map's directions are computed from
+MAPPED, MAPPED_BYTES = 20_000, 2_000_000  # states at most on a map, and their size
 
 
 def figure(width: float = 5.4, height: float = 3.4) -> tuple[Figure, Any]:
@@ -50,6 +54,31 @@ def state_map(states: NDArray[np.floating]) -> Array:
     )  # either sign would do: choose one
     plane = (states - centre) @ axes
     return np.pad(plane, ((0, 0), (0, 2 - plane.shape[1])))  # one column only: a line
+
+
+def sampled_map(data: Transitions) -> tuple[Array, Array]:
+    """Some evenly spaced states of the data on their map (M, 2), and the returns that followed."""
+    most = min(len(data), MAPPED, max(2, MAPPED_BYTES // (4 * data.observation_dim)))
+    rows = np.linspace(0, len(data) - 1, most).astype(np.int64)
+    return state_map(data.states[rows]), returns_at(rows, data.rewards, data.episode)
+
+
+def returns_at(
+    rows: NDArray[np.int64], rewards: NDArray[np.floating], episode: NDArray[np.integer]
+) -> Array:
+    """`return_to_go` of these ascending rows, computed for some whole episodes at a time."""
+    begins = [
+        block.start + 1 + np.flatnonzero(np.diff(episode[block.start : block.stop + 1]))
+        for block in blocks(len(episode) - 1)
+    ]
+    starts = np.concatenate([np.zeros(1, np.int64), *begins])
+    edges = np.append(starts, len(episode))
+    value = np.empty(len(rows))
+    for group in groups(starts):
+        part = slice(edges[group.start], edges[group.stop])
+        here = slice(*np.searchsorted(rows, (part.start, part.stop)))
+        value[here] = return_to_go(rewards[part], episode[part])[rows[here] - part.start]
+    return value
 
 
 def return_to_go(

@@ -9,14 +9,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from icql.data.pictures import BLUE, GREY, ORANGE, figure, inline, return_to_go, state_map
+from icql.data.findings import Finding, Findings
+from icql.data.pictures import BLUE, GREY, ORANGE, figure, inline, sampled_map
 from icql.data.sources import Source
 from icql.data.tasks import Task
 from icql.data.transitions import Steps, Transitions
-from icql.data.validation import Finding, Findings
 from icql.files import atomic
-
-MAPPED = 20_000  # states at most on the map
 
 STYLE = """
 :root { color-scheme: light dark; --line: #d5d9df; --soft: #f4f6f8; --bad: #b3261e; --warn: #9a5b00;
@@ -94,7 +92,7 @@ def _numbers(steps: Steps, data: Transitions, task: Task | None) -> str:
         "rows": f"{len(steps):,}",
         "invalid rows left out": f"{data.info.dropped:,}",
         "transitions": f"{len(data):,}",
-        "episodes": f"{len(np.unique(data.episode)):,}",
+        "episodes": f"{data.episodes():,}",
         "terminal / timed out": f"{steps.terminals.sum():,} / {steps.timeouts.sum():,}",
         "observation / action": f"{data.observation_dim} / {data.action_dim}",
         "reward": f"{rewards.mean():.3g} ± {rewards.std():.3g}",
@@ -193,12 +191,10 @@ def _reward_over_time(data: Transitions, points: int = 200) -> Figure:
 
 
 def _map(data: Transitions) -> Figure:
-    rows = np.linspace(0, len(data) - 1, min(len(data), MAPPED)).astype(int)
-    plane = state_map(data.states)[rows]
-    colour = return_to_go(data.rewards, data.episode)[rows]
+    plane, colour = sampled_map(data)
     low, high = np.percentile(colour, [2, 98])
     drawn, axes = figure(height=3.8)
-    size = float(np.clip(40_000 / len(rows), 2, 20))
+    size = float(np.clip(40_000 / len(colour), 2, 20))
     order = np.argsort(colour, kind="stable")  # high returns on top
     dots = axes.scatter(
         *plane[order].T, c=colour[order], s=size, lw=0, cmap="viridis", vmin=low, vmax=high

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from icql.data.blocks import Test, blocks, pick
 from icql.data.tasks import Task
 from icql.data.transitions import Bools, Steps
 
@@ -37,6 +38,7 @@ FITTED = 20_000  # rows at most that the linear model is fitted to
 PER_FEATURE = 5  # rows that it needs for each of its features
 UNEXPLAINED = 0.1
 TIMES_BETTER = 4.0
+LAGS = (0, 1, -1)
 
 
 @dataclass(frozen=True)
@@ -57,28 +59,35 @@ def reward_shift(steps: Steps, ends: Bools, good: Bools, task: Task | None) -> S
         good: (T,) rows that are valid and finite.
         task: its task, where known.
     """
-    rows = _middle(ends, good)
-    if not rows.size:
-        return None
+
+    def middle(rows: slice) -> Bools:
+        """Rows t + 1 with t, t + 1 and t + 2 good and in one episode, for t in `rows`."""
+        joined = good[rows.start : rows.stop + 2]
+        joined = joined[:-1] & joined[1:] & ~ends[rows.start : rows.stop + 1]
+        return joined[:-1] & joined[1:]
+
     if task is not None and task.domain == "kitchen":
-        return _kitchen(steps, rows, task)
-    return _linear(steps, rows)
+        return _kitchen(steps, middle, task)
+    rows = pick(len(steps) - 2, middle, FITTED) + 1
+    return _linear(steps, rows) if rows.size else None
 
 
-def _middle(ends: Bools, good: Bools) -> NDArray[np.int64]:
-    """Rows t with t - 1, t and t + 1 good and in one episode."""
-    joined = ~ends[:-1] & good[:-1] & good[1:]  # t and t + 1
-    return np.flatnonzero(joined[:-1] & joined[1:]) + 1
-
-
-def _kitchen(steps: Steps, rows: NDArray[np.int64], task: Task) -> Shift | None:
+def _kitchen(steps: Steps, middle: Test, task: Task) -> Shift | None:
     known = [name for name in task.kitchen_tasks if name in KITCHEN]
     if steps.observations.shape[1] != KITCHEN_WIDTH or len(known) < len(task.kitchen_tasks):
         return None
-    done = np.zeros(len(steps), np.int64)
-    for columns, goal in (KITCHEN[name] for name in known):
-        done += np.linalg.norm(steps.observations[:, columns] - np.asarray(goal), axis=1) < DONE
-    agree = {lag: float((steps.rewards[rows + lag] == done[rows]).mean()) for lag in (0, 1, -1)}
+    count, hits = 0, dict.fromkeys(LAGS, 0)
+    for block in blocks(len(steps) - 2, KITCHEN_WIDTH):
+        rows = block.start + 1 + np.flatnonzero(middle(block))
+        observations, done = steps.observations[rows], np.zeros(len(rows), np.int64)
+        for columns, goal in (KITCHEN[name] for name in known):
+            done += np.linalg.norm(observations[:, columns] - np.asarray(goal), axis=1) < DONE
+        count += len(rows)
+        for lag in hits:
+            hits[lag] += int((steps.rewards[rows + lag] == done).sum())
+    if not count:
+        return None
+    agree = {lag: hit / count for lag, hit in hits.items()}
     lag = max(agree, key=lambda k: agree[k])
     if lag == 0 or agree[lag] < 0.99:
         return None
@@ -92,25 +101,35 @@ def _kitchen(steps: Steps, rows: NDArray[np.int64], task: Task) -> Shift | None:
 
 
 def _linear(steps: Steps, rows: NDArray[np.int64]) -> Shift | None:
-    rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), FITTED)).astype(int)]
-    actions = steps.actions[rows].astype(np.float64)
-    s, following = steps.observations[rows], steps.observations[rows + 1]
-    features = np.concatenate([s, actions, actions**2, following], axis=1)
-    features -= features.mean(0)
-    features /= np.where(features.std(0) > 0, features.std(0), 1)
-    if len(rows) < PER_FEATURE * features.shape[1]:
+    width = 2 * (steps.observations.shape[1] + steps.actions.shape[1])
+    if len(rows) < PER_FEATURE * width:
         return None
-    power, axes = np.linalg.eigh(features.T @ features)
+    rewards = np.stack([steps.rewards[rows + lag].astype(np.float64) for lag in LAGS], axis=1)
+    rewards -= rewards.mean(0)
+    totals = (rewards**2).sum(0)
+    if not totals.all():
+        return None
+
+    def features(part: slice) -> NDArray[np.float64]:
+        at = rows[part]
+        actions = steps.actions[at].astype(np.float64)
+        s, following = steps.observations[at], steps.observations[at + 1]
+        return np.concatenate([s, actions, actions**2, following], axis=1)
+
+    parts = list(blocks(len(rows), width))
+    mean = np.sum([features(part).sum(0) for part in parts], axis=0) / len(rows)
+    spread = np.sum([((features(part) - mean) ** 2).sum(0) for part in parts], axis=0)
+    scale = np.where(spread > 0, np.sqrt(spread / len(rows)), 1)
+    gram, cross = np.zeros((width, width)), np.zeros((width, len(LAGS)))
+    for part in parts:
+        x = (features(part) - mean) / scale
+        gram += x.T @ x
+        cross += x.T @ rewards[part]
+    power, axes = np.linalg.eigh(gram)
     used = power > 1e-10 * max(power[-1], 1.0)
-    directions = features @ (axes[:, used] / np.sqrt(power[used]))  # orthonormal columns
-    left = {}
-    for lag in (0, 1, -1):
-        reward = steps.rewards[rows + lag].astype(np.float64)
-        reward -= reward.mean()
-        total = float(reward @ reward)
-        if total == 0:
-            return None
-        left[lag] = max(1 - float(((directions.T @ reward) ** 2).sum()) / total, 1e-12)
+    onto = (axes[:, used] / np.sqrt(power[used])).T @ cross  # along orthonormal directions
+    explained = (onto**2).sum(0) / totals
+    left = {lag: max(1 - float(e), 1e-12) for lag, e in zip(LAGS, explained, strict=True)}
     lag = min(left, key=lambda k: left[k])
     if lag == 0 or left[lag] > UNEXPLAINED or left[0] < TIMES_BETTER * left[lag]:
         return None

@@ -1,4 +1,4 @@
-"""What can be wrong with a log: one function per rule, each over whole arrays.
+"""What can be wrong with a log: one function per rule, each over whole arrays, block by block.
 
 Rules and their limits:
 
@@ -11,6 +11,7 @@ Rules and their limits:
 * `shifted_rewards`: see `icql.data.reward_shift`.
 * `timeouts_as_terminals`: many terminals exactly at the episode limit; for an unknown task, at the
   greatest episode length.
+* `discrete_actions` (error): whole numbers only, some beyond ±1, or one-hot rows only.
 * `constant_dimension`, `actions_out_of_bounds`.
 * `duplicate_episodes`: equal length, and return and states at eight times that agree within a
   thousandth of a standard deviation. Copies that were cut or continued are not seen.
@@ -20,65 +21,22 @@ Rules and their limits:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from icql.data.blocks import Rows, blocks, groups, pick, tally
+from icql.data.log import Log
 from icql.data.reward_shift import reward_shift
-from icql.data.tasks import Task
-from icql.data.transitions import Bools, Steps
+from icql.data.transitions import Bools, Floats
 
-Rows = NDArray[np.int64]
 Severity = Literal["error", "warning"]
 
 FINE = 1e-3  # of a column's standard deviation: what counts as the same number
-ROUNDING = 1e-6  # of a column's largest number
 COMPARED = 2_000  # rows at most that are compared with the first states
+MOVED = 100_000  # rows at most that say how far a step goes
 TIMES = 8  # states of an episode by which copies are recognised
-
-
-@dataclass(frozen=True)
-class Log:
-    """Steps with what every rule needs to know about them."""
-
-    steps: Steps
-    task: Task | None
-    ends: Bools  # (T,)
-    good: Bools  # (T,) valid and finite
-    episode: Rows  # (T,)
-    starts: Rows  # (E,) first row of every episode, a last unfinished one included
-    last: Rows  # (E,) last row of every episode
-    scale: NDArray[np.float64]  # (obs,) standard deviation of the good rows; 1 where it is rounding
-
-    @classmethod
-    def of(cls, steps: Steps, task: Task | None) -> Log:
-        """Look once at everything."""
-        ends = steps.terminals | steps.timeouts
-        good = np.isfinite(steps.observations).all(1) & np.isfinite(steps.actions).all(1)
-        good &= np.isfinite(steps.rewards)
-        if steps.valid is not None:
-            good &= steps.valid
-        rows = steps.observations[good]
-        spread = rows.std(0, dtype=np.float64) if len(rows) else np.ones(rows.shape[1])
-        spread[spread <= ROUNDING * np.abs(rows).max(0, initial=1.0)] = 1.0
-        starts = np.flatnonzero(np.append(True, ends[:-1]))
-        return cls(
-            steps=steps,
-            task=task,
-            ends=ends,
-            good=good,
-            episode=(np.cumsum(ends) - ends).astype(np.int64),
-            starts=starts,
-            last=np.append(starts[1:] - 1, len(steps) - 1),
-            scale=spread,
-        )
-
-    @property
-    def inside(self) -> Rows:
-        """Good rows whose next row is good and belongs to the same episode."""
-        return np.flatnonzero(~self.ends[:-1] & self.good[:-1] & self.good[1:])
 
 
 # severity, rule, row, column, message
@@ -86,35 +44,38 @@ Found = Iterator[tuple[Severity, str, int | None, str | None, str]]
 
 
 def _non_finite(log: Log) -> Found:
+    valid = log.steps.valid
     for name in ("observations", "actions", "rewards", "next_observations"):
         array = getattr(log.steps, name)
         if array is None:
             continue
-        bad = ~np.isfinite(array.reshape(len(array), -1))
-        if log.steps.valid is not None:
-            bad &= log.steps.valid[:, None]
-        rows, columns = np.nonzero(bad)
-        if rows.size:
-            where = name if array.ndim == 1 else f"{name}[{columns[0]}]"
+
+        def bad(rows: slice, array: Floats = array) -> Bools:
+            fine = np.isfinite(array[rows]).reshape(rows.stop - rows.start, -1).all(axis=1)
+            return np.logical_not(fine) if valid is None else np.logical_not(fine) & valid[rows]
+
+        row, count = tally(len(array), bad, width=array[:1].size)
+        if row is not None:
+            column = int(np.isfinite(array[row]).argmin())
             yield (
                 "error",
                 "non_finite",
-                int(rows[0]),
-                where,
-                f"not a finite number here and in {_count(np.unique(rows).size, 'row')} in all. "
+                row,
+                name if array.ndim == 1 else f"{name}[{column}]",
+                f"not a finite number here and in {_count(count, 'row')} in all. "
                 "Repair these rows, or mark them with 0 in `valid` to have them left out.",
             )
 
 
 def _invalid_rows(log: Log) -> Found:
     if log.steps.valid is not None and not log.steps.valid.all():
-        invalid = np.flatnonzero(~log.steps.valid)
+        invalid = int((~log.steps.valid).sum())
         yield (
             "warning",
             "invalid_rows",
-            int(invalid[0]),
+            int(log.steps.valid.argmin()),
             "valid",
-            f"{invalid.size:,} of {len(log.steps):,} rows are marked invalid and are left out, and "
+            f"{invalid:,} of {len(log.steps):,} rows are marked invalid and are left out, and "
             "so is a row whose successor is one of them: fewer transitions, nothing else.",
         )
 
@@ -125,40 +86,43 @@ def _successors(log: Log) -> Found:
     if following is None:
         yield from _unmarked_ends(log)
         return
-    observations, inside = log.steps.observations, log.inside
-    off = np.abs(following[inside] - observations[inside + 1].astype(np.float64))
-    off = off > FINE * log.scale
-    wrong = inside[off.any(axis=1)]
-    column = "next_observations"
-    if wrong.size > len(inside) / 2:
+    observations = log.steps.observations
+
+    def off(rows: slice) -> Bools:
+        after = observations[rows.start + 1 : rows.stop + 1].astype(np.float64)
+        return np.any(np.abs(following[rows] - after) > FINE * log.scale, axis=1)
+
+    wrong, count = log.pairs(off)
+    column, inside = "next_observations", log.pairs()[1]
+    if wrong is not None and count > inside / 2:
         yield (
             "error",
             "unordered",
-            int(wrong[0]),
+            wrong,
             column,
-            f"the next observation is not row {wrong[0] + 1}, and so in {wrong.size:,} of "
-            f"{len(inside):,} rows: the steps are not in time order. Sort them by episode and "
+            f"the next observation is not row {wrong + 1}, and so in {count:,} of "
+            f"{inside:,} rows: the steps are not in time order. Sort them by episode and "
             "time.",
         )
-    elif wrong.size:
+    elif wrong is not None:
         yield (
             "error",
             "episode_crossing",
-            int(wrong[0]),
+            wrong,
             column,
-            f"the next observation is not row {wrong[0] + 1}, yet no episode ends here "
-            f"({_count(wrong.size, 'such row')}): the next action would be another episode's. "
+            f"the next observation is not row {wrong + 1}, yet no episode ends here "
+            f"({_count(count, 'such row')}): the next action would be another episode's. "
             "Mark the ends of episodes in `terminals` or `timeouts`.",
         )
-    final = np.flatnonzero(log.ends[:-1] & log.good[:-1] & log.good[1:])
-    crossing = final[(following[final] == observations[final + 1]).all(axis=1)]
-    if crossing.size > max(1, len(final) / 2):
+    crossing, count = log.pairs(lambda rows: _same(following, observations, rows), across=True)
+    final = log.pairs(across=True)[1]
+    if crossing is not None and count > max(1, final / 2):
         yield (
             "warning",
             "episode_crossing",
-            int(crossing[0]),
+            crossing,
             column,
-            f"at {crossing.size:,} of {len(final):,} episode ends the next observation is the "
+            f"at {count:,} of {final:,} episode ends the next observation is the "
             "first one of the next episode: the environment was reset before it was logged. "
             "Nothing is bootstrapped across an end, but the state after it is lost.",
         )
@@ -166,24 +130,28 @@ def _successors(log: Log) -> Found:
 
 def _unmarked_ends(log: Log) -> Found:
     """Steps inside an episode as long as those across marked ends, to what looks like a start."""
-    observations = log.steps.observations.astype(np.float64) / log.scale
-    first = observations[log.starts[log.good[log.starts]]][:COMPARED]
-    ends = np.flatnonzero(log.ends[:-1] & log.good[:-1] & log.good[1:])
-    inside = log.inside
+    rows = len(log.steps) - 1
+    ends = pick(rows, lambda r: log.pair(r, across=True), MOVED)
+    inside = pick(rows, log.pair, MOVED)
     if len(ends) < 5 or not inside.size:
         return
-    moved = np.linalg.norm(observations[inside + 1] - observations[inside], axis=1)
-    across = np.linalg.norm(observations[ends + 1] - observations[ends], axis=1)
-    jump = np.percentile(across, 10)
-    if jump <= np.percentile(moved, 99):  # steps across ends do not stand out here
+    jump = np.percentile(_moved(log, ends), 10)
+    if jump <= np.percentile(_moved(log, inside), 99):  # steps across ends do not stand out here
         return
-    longest = np.argsort(-moved, kind="stable")[:COMPARED]
-    longest = np.sort(inside[longest[moved[longest] >= jump]])
+    longest, far = np.empty(0, np.int64), np.empty(0)
+    for block in blocks(rows, log.steps.observations.shape[1]):
+        here = block.start + np.flatnonzero(log.pair(block))
+        moved = _moved(log, here)
+        longest = np.append(longest, here[moved >= jump])
+        far = np.append(far, moved[moved >= jump])
+        order = np.argsort(-far, kind="stable")[:COMPARED]
+        longest, far = longest[order], far[order]
+    longest = np.sort(longest)
     # A first state is as near to another one as first states are among themselves.
-    among = _distances(first, first)
-    np.fill_diagonal(among, np.inf)
-    near = _distances(observations[longest + 1], first).min(axis=1, initial=np.inf)
-    likely = longest[near <= np.percentile(among.min(axis=1), 90)]
+    first = _scaled(log, log.starts[log.good[log.starts]][:COMPARED])
+    among = _nearest(first, first, apart=True)
+    near = _nearest(_scaled(log, longest + 1), first)
+    likely = longest[near <= np.percentile(among, 90)]
     if likely.size:
         yield (
             "warning",
@@ -197,17 +165,21 @@ def _unmarked_ends(log: Log) -> Found:
 
 
 def _repeated_steps(log: Log) -> Found:
-    steps, rows = log.steps, log.inside
-    for array in (steps.rewards[:, None], steps.actions, steps.observations):
-        rows = rows[(array[rows] == array[rows + 1]).all(axis=1)]
-    if rows.size:
+    steps = log.steps
+
+    def same(rows: slice) -> Bools:
+        arrays = (steps.rewards[:, None], steps.actions, steps.observations)
+        return np.logical_and.reduce([_same(array, array, rows) for array in arrays])
+
+    row, count = log.pairs(same)
+    if row is not None:
         yield (
             "warning",
             "repeated_steps",
-            int(rows[0] + 1),
+            row + 1,
             None,
-            f"the same observation, action and reward as in row {rows[0]} "
-            f"({_count(rows.size, 'such row')}): a step that was logged twice pays its reward "
+            f"the same observation, action and reward as in row {row} "
+            f"({_count(count, 'such row')}): a step that was logged twice pays its reward "
             "twice and leads to itself. Remove the copies.",
         )
 
@@ -256,57 +228,104 @@ def _constant_dimensions(log: Log) -> Found:
         "value there has never seen it.",
         "actions": "No policy can learn what another value there would do.",
     }
+    if log.good.sum() < 2:
+        return
     for name, consequence in consequences.items():
-        rows = getattr(log.steps, name)[log.good]
-        constant = np.flatnonzero((rows == rows[:1]).all(axis=0))
-        if len(rows) > 1 and constant.size:
+        array = getattr(log.steps, name)
+        first, same = array[log.good.argmax()], np.ones(array.shape[1], np.bool_)
+        for block in blocks(*array.shape):
+            same &= (array[block][log.good[block]] == first).all(axis=0)
+        constant = np.flatnonzero(same)
+        if constant.size:
             yield (
                 "warning",
                 "constant_dimension",
                 None,
                 f"{name}[{_ranges(constant)}]",
-                f"{constant.size} of {rows.shape[1]} columns never change. {consequence}",
+                f"{constant.size} of {len(same)} columns never change. {consequence}",
             )
 
 
+def _discrete_actions(log: Log) -> Found:
+    actions = log.steps.actions
+    width = actions.shape[1]
+
+    def first(test: Callable[[Floats], Any]) -> int | None:
+        rows = len(actions)
+        return tally(rows, lambda part: test(actions[part]) & log.good[part], width=width)[0]
+
+    if not log.good.any() or first(lambda a: (a != np.rint(a)).any(axis=1)) is not None:
+        return
+    row = first(lambda a: (np.abs(a) > 1).any(axis=1))
+    one_hot = width > 1 and first(lambda a: (a < 0).any(axis=1) | (a.sum(axis=1) != 1)) is None
+    if row is None and not one_hot:  # whole numbers within ±1 may be a controller of full thrust
+        return
+    how = "are one-hot" if row is None else f"are whole numbers such as {actions[row].max():g}"
+    yield (
+        "error",
+        "discrete_actions",
+        row,
+        "actions",
+        f"all actions {how}: this is a discrete action space, and every method here learns "
+        "continuous actions in [-1, 1].",
+    )
+
+
 def _actions_out_of_bounds(log: Log) -> Found:
-    beyond = np.abs(log.steps.actions) > 1
-    rows = np.flatnonzero(beyond.any(axis=1) & log.good)
-    if not rows.size or (log.task is not None and not log.task.unit_actions):
+    actions = log.steps.actions
+    row, count = tally(
+        len(actions),
+        lambda rows: (np.abs(actions[rows]) > 1).any(axis=1) & log.good[rows],
+        width=actions.shape[1],
+    )
+    if row is None or (log.task is not None and not log.task.unit_actions):
         return
     consequence = (
         "Policies act in [-1, 1]: scale the actions to that range."
         if log.task is None
         else "They are clipped, so the logged effect belongs to another action."
     )
-    column = int(np.flatnonzero(beyond[rows[0]])[0])
+    column = int((np.abs(actions[row]) > 1).argmax())
     yield (
         "warning",
         "actions_out_of_bounds",
-        int(rows[0]),
+        row,
         f"actions[{column}]",
-        f"{log.steps.actions[rows[0], column]:g} lies beyond ±1, and so do actions in "
-        f"{_count(rows.size, 'row')} in all. {consequence}",
+        f"{actions[row, column]:g} lies beyond ±1, and so do actions in "
+        f"{_count(count, 'row')} in all. {consequence}",
     )
 
 
 def _duplicate_episodes(log: Log) -> Found:
     length = log.last - log.starts + 1
-    whole = np.add.reduceat(log.good, log.starts, dtype=int) == length
+    whole, returns = np.empty(len(length), np.bool_), np.empty(len(length))
+    for group in groups(log.starts):
+        starts = log.starts[group] - log.starts[group.start]
+        rows = slice(log.starts[group.start], log.last[group.stop - 1] + 1)
+        good = log.good[rows]
+        whole[group] = np.add.reduceat(good, starts, dtype=int) == length[group]
+        gained = np.where(good, log.steps.rewards[rows], 0)
+        returns[group] = np.add.reduceat(gained, starts, dtype=float)
     whole &= log.ends[log.last] & (length > 1)
-    starts, length = log.starts[whole], length[whole]
+    starts, length, returns = log.starts[whole], length[whole], returns[whole]
     if len(starts) < 2:
         return
-    returns = np.add.reduceat(np.where(log.good, log.steps.rewards, 0), log.starts, dtype=float)
-    times = starts[:, None] + np.rint(np.linspace(0, 1, TIMES) * (length[:, None] - 1)).astype(int)
-    states = (log.steps.observations[times] / log.scale).reshape(len(starts), -1)
-    gains = returns[whole, None] / (returns[whole].std() or 1.0)
-    prints = np.concatenate([states, gains], axis=1)
+    times, spread = np.linspace(0, 1, TIMES), returns.std() or 1.0
+
+    def prints(episodes: slice | Rows) -> NDArray[np.float64]:
+        rows = starts[episodes, None] + np.rint(times * (length[episodes, None] - 1)).astype(int)
+        states = _scaled(log, rows).reshape(len(rows), -1)
+        return np.concatenate([states, returns[episodes, None] / spread], axis=1)
+
+    width = TIMES * log.steps.observations.shape[1] + 1
+    weights = np.random.default_rng(0).normal(size=width)
     # Copies agree in any mixture of their numbers, so sorting by one puts them side by side.
-    mixture = prints @ np.random.default_rng(0).normal(size=prints.shape[1])
+    mixture = np.concatenate([prints(part) @ weights for part in blocks(len(starts), width)])
     order = np.lexsort((mixture, length))
-    alike = (np.abs(np.diff(prints[order], axis=0)) <= FINE).all(axis=1)
-    alike &= np.diff(length[order]) == 0
+    alike = np.diff(length[order]) == 0
+    for part in blocks(len(alike), width):
+        beside = prints(order[part.start : part.stop + 1])
+        alike[part] &= (np.abs(np.diff(beside, axis=0)) <= FINE).all(axis=1)
     pairs = np.sort(np.stack([order[:-1][alike], order[1:][alike]], axis=1), axis=1)
     if len(pairs):
         original, copy = starts[pairs[pairs[:, 1].argmin()]]
@@ -329,14 +348,43 @@ RULES: tuple[Callable[[Log], Found], ...] = (
     _shifted_rewards,
     _timeouts_as_terminals,
     _constant_dimensions,
+    _discrete_actions,
     _actions_out_of_bounds,
     _duplicate_episodes,
 )
 
 
-def _distances(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    squared = (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
-    return np.sqrt(np.maximum(squared, 0))
+def _same(array: Floats, other: Floats, rows: slice) -> Bools:
+    """Whether each of these rows of `array` equals the next row of `other`."""
+    same: Bools = (array[rows] == other[rows.start + 1 : rows.stop + 1]).all(axis=1)
+    return same
+
+
+def _scaled(log: Log, rows: Rows) -> NDArray[np.float64]:
+    """Observations of these rows in units of their standard deviation."""
+    return log.steps.observations[rows].astype(np.float64) / log.scale
+
+
+def _moved(log: Log, rows: Rows) -> NDArray[np.float64]:
+    """How far the state moves from each of these rows to the next."""
+    moved = np.empty(len(rows))
+    for part in blocks(len(rows), log.steps.observations.shape[1]):
+        step = _scaled(log, rows[part] + 1) - _scaled(log, rows[part])
+        moved[part] = np.linalg.norm(step, axis=1)
+    return moved
+
+
+def _nearest(
+    a: NDArray[np.float64], b: NDArray[np.float64], *, apart: bool = False
+) -> NDArray[np.float64]:
+    """Distance of each row of `a` to the nearest of `b`; `apart`: not to the row of its number."""
+    nearest = np.empty(len(a))
+    for part in blocks(len(a), len(b)):
+        squared = (a[part] ** 2).sum(1)[:, None] + (b**2).sum(1) - 2 * a[part] @ b.T
+        if apart:
+            squared[np.arange(len(squared)), np.arange(part.start, part.stop)] = np.inf
+        nearest[part] = np.sqrt(np.maximum(squared.min(axis=1, initial=np.inf), 0))
+    return nearest
 
 
 def _count(number: int, noun: str) -> str:

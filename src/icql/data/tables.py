@@ -7,44 +7,38 @@ that ends without a `terminal` or `truncated` mark was cut there.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from icql.data import checks
+from icql.data.blocks import BLOCK
 from icql.data.columns import Chosen, Columns, choose, mapping_of, read_columns
 from icql.data.csv_faults import Kind, first_fault, read_header
-from icql.data.transitions import Bools, Floats, Steps
+from icql.data.room import IN_MEMORY, Room
+from icql.data.table_steps import Log, Piece, Table, steps_of
+from icql.data.transitions import Floats, Steps
 from icql.errors import UserError
 
 BLOCK_BYTES = 2**19  # of CSV that a thread parses at a time: small enough for its cache
-BOUND_SLACK = 1e-5  # of the range: rounding may put an action a little outside its bounds
 _META = b"icql"  # key of what a Parquet file of ours says about itself
 
-Column = Callable[[str], Any]  # name → pyarrow.ChunkedArray
 
-
-@dataclass(frozen=True)
-class Log:
-    """What was read from a table."""
-
-    steps: Steps
-    task: str | None = None  # name in the task table, where the mapping or the file says it
-    warnings: tuple[str, ...] = ()
-
-
-def read_table(path: str | Path, columns: Columns | str | Path | None = None) -> Log:
+def read_table(
+    path: str | Path, columns: Columns | str | Path | None = None, room: Room = IN_MEMORY
+) -> Log:
     """Read a `.csv` or `.parquet` log.
 
     Args:
         path: the file.
         columns: the mapping or its file; by default the one beside the log, else default names.
+        room: where the steps are put.
 
     Returns:
         The steps sorted by episode and time. Where the mapping gives `action_bounds`, actions are
@@ -60,8 +54,8 @@ def read_table(path: str | Path, columns: Columns | str | Path | None = None) ->
     elif not isinstance(columns, Columns):
         columns = read_columns(columns)
     if path.suffix.lower() == ".parquet":
-        return _read_parquet(path, columns)
-    return _read_csv(path, columns)
+        return _read_parquet(path, columns, room)
+    return _read_csv(path, columns, room)
 
 
 def write_parquet(path: str | Path, steps: Steps, task: str | None = None) -> None:
@@ -92,25 +86,26 @@ def write_parquet(path: str | Path, steps: Steps, task: str | None = None) -> No
         parquet.write_table(pa.table(table).replace_schema_metadata(meta), temporary)
 
 
-def _read_csv(path: Path, columns: Columns) -> Log:
+def _read_csv(path: Path, columns: Columns, room: Room) -> Log:
     pa = _arrow("pyarrow", path)
     header = read_header(path, columns.delimiter)
     chosen = choose(columns, header, str(path))
-    checks.check_size(_csv_rows(path) * len(chosen.all) * 4, str(path))
+    rows = _csv_rows(path)
+    room.check(rows * len(chosen.all) * 4, rows, str(path))
     try:
-        table = _csv_table(path, columns.delimiter, chosen, newlines=False)
+        table = _csv_table(path, columns.delimiter, chosen, room, newlines=False)
     except (pa.ArrowException, OSError, ValueError):
         # Slower, but cells in quotes may then hold new lines: the one fault that is none.
-        table = _csv_table(path, columns.delimiter, chosen, newlines=True, named=True)
-    if not table.num_rows:
+        table = _csv_table(path, columns.delimiter, chosen, room, newlines=True, named=True)
+    if not table.rows:
         raise UserError("there are no steps in it (zero rows).", where=str(path))
-    return _log(table.column, table.num_rows, chosen, columns, str(path))
+    return steps_of(table, chosen, columns, str(path), room)
 
 
 def _csv_table(
-    path: Path, delimiter: str, chosen: Chosen, *, newlines: bool, named: bool = False
-) -> Any:
-    """The chosen columns as a `pyarrow.Table`; if `named`, a fault is a `UserError`."""
+    path: Path, delimiter: str, chosen: Chosen, room: Room, *, newlines: bool, named: bool = False
+) -> Table:
+    """The chosen columns; if `named`, a fault is a `UserError`."""
     csv, pa = import_module("pyarrow.csv"), import_module("pyarrow")
     options: dict[str, Any] = {
         "read_options": csv.ReadOptions(block_size=BLOCK_BYTES),
@@ -123,12 +118,44 @@ def _csv_table(
         with csv.open_csv(path, convert_options=convert, **options) as first:
             types |= {field.name: _settled(field, chosen, pa) for field in first.schema}
         convert = csv.ConvertOptions(include_columns=chosen.all, column_types=types)
-        return csv.read_csv(path, convert_options=convert, **options)
+        if room.folder is not None:
+            with csv.open_csv(path, convert_options=convert, **options) as batches:
+                return _spooled(batches, room.folder)
+        table = csv.read_csv(path, convert_options=convert, **options)
+        return Table(table.num_rows, lambda: iter([(slice(0, table.num_rows), table.column)]))
     except (pa.ArrowException, OSError, ValueError) as error:
         if not named:
             raise
         kinds = {name: _kind(kind, pa) for name, kind in types.items()}
         raise first_fault(path, delimiter, kinds, error) from error
+
+
+def _spooled(batches: Iterable[Any], folder: Path) -> Table:
+    """The batches as a file in `folder` that is mapped, and read one batch at a time."""
+    pa, ipc = import_module("pyarrow"), import_module("pyarrow.ipc")
+    path, ends = folder / "table.arrow", [0]
+    with ExitStack() as opened:
+        file: Any = None
+        for batch in batches:
+            plain = pa.RecordBatch.from_arrays(
+                [
+                    column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+                    for column in batch
+                ],
+                names=batch.schema.names,
+            )
+            file = file or opened.enter_context(ipc.new_file(path, plain.schema))
+            file.write_batch(plain)
+            ends.append(ends[-1] + plain.num_rows)
+    if len(ends) == 1:
+        return Table(0, lambda: iter(()))
+    mapped = ipc.open_file(pa.memory_map(str(path)))
+
+    def pieces() -> Iterator[Piece]:
+        for number, (begin, end) in enumerate(pairwise(ends)):
+            yield slice(begin, end), mapped.get_batch(number).column
+
+    return Table(ends[-1], pieces)
 
 
 def _csv_rows(path: Path) -> int:
@@ -159,7 +186,7 @@ def _kind(kind: Any, pa: Any) -> Kind:
     return "whole number" if pa.types.is_integer(kind) else "any"
 
 
-def _read_parquet(path: Path, columns: Columns) -> Log:
+def _read_parquet(path: Path, columns: Columns, room: Room) -> Log:
     parquet, pa = _arrow("pyarrow.parquet", path), _arrow("pyarrow", path)
     if not path.is_file():
         raise UserError("there is no such file.", where=str(path))
@@ -168,9 +195,16 @@ def _read_parquet(path: Path, columns: Columns) -> Log:
         chosen = choose(columns, schema.names, str(path))
         if not rows:
             raise UserError("there are no steps in it (zero rows).", where=str(path))
-        checks.check_size(rows * len(chosen.all) * 4, str(path))
-        # One column at a time: beside the arrays that stay, memory holds a single column.
-        log = _log(lambda name: file.read([name]).column(name), rows, chosen, columns, str(path))
+        room.check(rows * len(chosen.all) * 4, rows, str(path))
+        if room.folder is None:
+            # One column at a time: beside the arrays that stay, memory holds a single column.
+            whole = (slice(0, rows), lambda name: file.read([name]).column(name))
+            table = Table(rows, lambda: iter([whole]))
+        else:
+            names = list(chosen.all)
+            batches = file.iter_batches(max(1, BLOCK // len(names)), columns=names)
+            table = _spooled(batches, room.folder)
+        log = steps_of(table, chosen, columns, str(path), room)
         return log if log.task else replace(log, task=_own_task(schema.metadata or {}, path))
 
 
@@ -195,194 +229,6 @@ def _damage(path: Path, pa: Any) -> Iterator[None]:
             where=str(path),
             fix="It may be truncated or damaged: write or fetch it again.",
         ) from error
-
-
-def _log(column: Column, rows: int, chosen: Chosen, columns: Columns, source: str) -> Log:
-    """Assemble the steps; `column` reads one column of `rows` rows by name."""
-    valid = _flag(column, chosen.valid, source)
-    order, boundaries = _order(column, chosen, rows, source)
-    bounds = columns.bounds(len(chosen.action))
-
-    def numbers(names: tuple[str, ...], limits: tuple[Floats, Floats] | None = None) -> Floats:
-        filled = np.empty((rows, len(names)), np.float32)
-        for i, name in enumerate(names):
-            values = _number(column(name), name, valid, rows, source)
-            if limits is not None:
-                values = _to_unit(values, limits[0][i], limits[1][i], valid, name, source)
-            filled[:, i] = values if order is None else values[order]
-        return filled
-
-    def flag(name: str | None) -> Bools:
-        values = _flag(column, name, source)
-        if values is None:
-            return np.zeros(rows, np.bool_)
-        return values if order is None else values[order]
-
-    terminals, truncated = flag(chosen.terminal), flag(chosen.truncated)
-    if chosen.episode is not None:
-        early = np.flatnonzero((terminals | truncated) & ~boundaries)
-        if early.size:
-            row = early[0] if order is None else order[early[0]]
-            name = chosen.terminal if terminals[early[0]] else chosen.truncated
-            raise UserError(
-                f"column {name!r} ends the episode at row {row}, but the episode has later rows.",
-                where=source,
-                fix="Give the rows after it an episode of their own.",
-            )
-    steps = Steps(
-        observations=numbers(chosen.observation),
-        actions=numbers(chosen.action, bounds),
-        rewards=numbers((chosen.reward,))[:, 0],
-        terminals=terminals,
-        timeouts=truncated | (boundaries & ~terminals),
-        next_observations=numbers(chosen.next_observation) if chosen.next_observation else None,
-        valid=valid if valid is None or order is None else valid[order],
-    )
-    warnings: tuple[str, ...] = ()
-    if bounds is not None:
-        low, high = (", ".join(f"{x:g}" for x in np.unique(b)) for b in bounds)
-        warnings = (
-            f"{source}: its actions were mapped linearly from [{low}] … [{high}] to [-1, 1]; "
-            "map a policy's actions back before you use them.",
-        )
-    return Log(steps.checked(source), columns.task, warnings)
-
-
-def _order(
-    column: Column, chosen: Chosen, rows: int, source: str
-) -> tuple[NDArray[np.int64] | None, Bools]:
-    """The rows in order of episode and time (None: as they are), and which end an episode."""
-    episode = np.zeros(rows, np.int64)
-    if chosen.episode is not None:
-        episode = _ranks(column(chosen.episode), chosen.episode, rows, source)
-    time: NDArray[Any] = np.arange(rows)
-    if chosen.time is not None:
-        time = _times(column(chosen.time), chosen.time, rows, source)
-    ordered = (episode[1:] > episode[:-1]) | (
-        (episode[1:] == episode[:-1]) & (time[1:] > time[:-1])
-    )
-    order: NDArray[np.int64] | None = None
-    if not ordered.all():
-        order = np.lexsort((time, episode))
-        episode, time = episode[order], time[order]
-        twice = np.flatnonzero((episode[1:] == episode[:-1]) & (time[1:] == time[:-1]))
-        if twice.size:
-            first, second = sorted((int(order[twice[0]]), int(order[twice[0] + 1])))
-            same = f"{chosen.time!r}" + (f" and {chosen.episode!r}" if chosen.episode else "")
-            raise UserError(
-                f"rows {first} and {second} are the same step: they agree in {same}.",
-                where=source,
-                fix="Leave one of them out, or number the episodes and steps anew.",
-            )
-    return order, np.append(episode[1:] != episode[:-1], True)
-
-
-def _number(values: Any, name: str, valid: Bools | None, rows: int, source: str) -> Floats:
-    """A column as float32, finite wherever it is valid."""
-    pa = import_module("pyarrow")
-    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        raise UserError(
-            f"column {name!r} holds values of type {kind}, not numbers.",
-            where=source,
-            fix="Store one number per row and column.",
-        )
-    array = _same_length(_plain(values.cast(pa.float32(), safe=False)), name, rows, source)
-    finite = np.isfinite(array)
-    bad = np.flatnonzero(~finite if valid is None else ~finite & valid)
-    if bad.size:
-        more = f" ({bad.size:,} such rows)" if bad.size > 1 else ""
-        raise UserError(
-            f"column {name!r} is not a finite number at row {bad[0]}{more}.",
-            where=source,
-            fix="Repair these rows, or mark them with 0 in a column named by `valid`.",
-        )
-    return array
-
-
-def _flag(column: Column, name: str | None, source: str) -> Bools | None:
-    if name is None:
-        return None
-    pa, values = import_module("pyarrow"), column(name)
-    kind = values.type
-    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        raise UserError(
-            f"column {name!r} holds values of type {kind}, but 0 and 1 are needed.", where=source
-        )
-    return checks.flags(name, _plain(values.cast(pa.float32(), safe=False)), source)
-
-
-def _ranks(values: Any, name: str, rows: int, source: str) -> NDArray[np.int64]:
-    """Whole numbers in the order of the values, whatever their type."""
-    pa, compute = import_module("pyarrow"), import_module("pyarrow.compute")
-    _no_gaps(values, name, source)
-    if pa.types.is_integer(values.type):
-        return _same_length(_plain(values), name, rows, source)
-    if pa.types.is_nested(values.type):
-        raise UserError(f"column {name!r} holds values of type {values.type}.", where=source)
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
-    encoded = pa.concat_arrays(values.chunks).dictionary_encode()
-    ranks = np.empty(len(encoded.dictionary), np.int64)
-    ranks[compute.array_sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(ranks))
-    return _same_length(ranks[encoded.indices.to_numpy()], name, rows, source)
-
-
-def _times(values: Any, name: str, rows: int, source: str) -> NDArray[Any]:
-    """A column that can be ordered: numbers, or points in time."""
-    pa = import_module("pyarrow")
-    kind = values.type
-    if pa.types.is_temporal(kind):
-        values = values.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
-    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        raise UserError(
-            f"column {name!r} holds values of type {kind}, but steps are ordered by numbers or "
-            "points in time.",
-            where=source,
-        )
-    _no_gaps(values, name, source)
-    return _same_length(_plain(values), name, rows, source)
-
-
-def _no_gaps(values: Any, name: str, source: str) -> None:
-    gaps = import_module("pyarrow.compute").is_null(values, nan_is_null=True)
-    empty = np.flatnonzero(_plain(gaps))
-    if empty.size:
-        raise UserError(f"column {name!r} is empty at row {empty[0]}.", where=source)
-
-
-def _to_unit(
-    values: Floats,
-    low: np.float32,
-    high: np.float32,
-    valid: Bools | None,
-    name: str,
-    source: str,
-) -> Floats:
-    """Actions in [low, high] as actions in [-1, 1]."""
-    slack = BOUND_SLACK * (high - low)
-    wide = (values < low - slack) | (values > high + slack)
-    outside = np.flatnonzero(wide if valid is None else wide & valid)
-    if outside.size:
-        raise UserError(
-            f"column {name!r} is {values[outside[0]]:g} at row {outside[0]}, outside its bounds "
-            f"[{low:g}, {high:g}].",
-            where=source,
-            fix="Widen `action_bounds`, or repair the row.",
-        )
-    exact = values.astype(np.float64)
-    return np.clip(2 * (exact - low) / (high - low) - 1, -1, 1).astype(np.float32)
-
-
-def _plain(values: Any) -> NDArray[Any]:
-    array: NDArray[Any] = values.to_numpy()
-    return array
-
-
-def _same_length(array: NDArray[Any], name: str, rows: int, source: str) -> NDArray[Any]:
-    if len(array) != rows:  # only a damaged file
-        raise UserError(f"column {name!r} has {len(array)} of {rows} rows.", where=source)
-    return array
 
 
 def _numbered(name: str, matrix: Floats | None) -> dict[str, Floats]:

@@ -90,7 +90,10 @@ def find_task(name: str) -> Task | None:
     """
     stem = name.replace("\\", "/").rsplit("/", 1)[-1].split(".", 1)[0]
     stem = _D4RL_FILES.get(stem, stem.replace("_", "-").lower())
-    fitting = [task for task in _TASKS if stem == task or stem.startswith(f"{task}-")]
+    # a name without a level, such as `hopper`, is too little to go by unless it is all there is
+    fitting = [
+        task for task in _TASKS if stem == task or ("-" in task and stem.startswith(f"{task}-"))
+    ]
     return _TASKS[max(fitting, key=len)] if fitting else None
 
 
@@ -141,4 +144,6 @@ _TASKS: dict[str, Task] = {
     for base, variants in _PAPER
     for variant, count in variants.items()
 }
+for _task, _ in _PAPER[:3]:  # data of no published level: what `icql data collect` makes
+    register_task(_task)
 register_task(replace(_HOPPER, name="hopper-mini"))  # ours, shipped with the package

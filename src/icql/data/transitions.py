@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.data import checks
+from icql.data.blocks import blocks
+from icql.data.room import IN_MEMORY, Room
 from icql.errors import UserError
 
 if TYPE_CHECKING:
@@ -125,7 +127,8 @@ class DataInfo:
 class Transitions:
     """N transitions (s, a, r, s', a') with terminal mask, episode id and step in the episode.
 
-    The arrays are read-only, so `content_hash` can never be out of date.
+    The arrays are read-only, so `content_hash` can never be out of date. They may be mapped files
+    (`icql.data.store`), larger than memory: work on them block by block.
     """
 
     states: Floats  # (N, obs)
@@ -154,6 +157,7 @@ class Transitions:
         *,
         task: Task | None = None,
         action_clip: float | None = ACTION_CLIP,
+        room: Room = IN_MEMORY,
     ) -> Transitions:
         """Turn logged steps into the transitions TD needs (the rule at the top of this module).
 
@@ -165,6 +169,7 @@ class Transitions:
             info: name and source, for messages; counts and episode returns are filled in here.
             task: says what an episode scores.
             action_clip: actions are clipped to ±this; None leaves them as they are.
+            room: where the transitions are put.
 
         Raises:
             UserError: if the arrays do not fit together, no episode ends, or nothing is left.
@@ -182,29 +187,37 @@ class Transitions:
                 "step of every episode that was cut off.",
             )
         complete = _complete(steps, ends)
-        rows = np.flatnonzero(complete & _usable(steps))
-        if not rows.size:
+        keep = complete & _usable(steps)
+        count = int(keep.sum())
+        if not count:
             raise UserError(f"its {len(steps):,} rows hold no whole transition.", where=source)
-
-        episode: NDArray[np.int64] = np.cumsum(ends) - ends  # ends before this row
         starts = np.flatnonzero(np.append(True, ends[:-1]))
-        terminal = steps.terminals[rows]
-        successors = np.where(terminal, rows, rows + 1)
-        actions = steps.actions
-        if action_clip is not None:
-            actions = np.clip(actions, -action_clip, action_clip)
-        next_actions = actions[successors]
-        next_actions[terminal] = 0
-        following = steps.next_observations
+        o, a = steps.observations.shape[1], steps.actions.shape[1]
+        shapes = {"states": (o,), "actions": (a,), "next_states": (o,), "next_actions": (a,)}
+        arrays = {
+            f.name: room.empty(
+                f.name,
+                (count, *shapes.get(f.name, ())),
+                np.int32 if f.name in ("episode", "step") else np.float32,
+            )
+            for f in fields(cls)
+            if f.name != "info"
+        }
+        filled, wide, episodes = 0, 0, 0
+        for block in blocks(len(steps), o + a):
+            rows = block.start + np.flatnonzero(keep[block])
+            ended = np.cumsum(ends[block])
+            episode = episodes + (ended - ends[block])[keep[block]]  # ends before the row
+            episodes += int(ended[-1])
+            part = _transitions(steps, rows, action_clip)
+            for name, values in part.items():
+                arrays[name][filled : filled + len(rows)] = values
+            arrays["episode"][filled : filled + len(rows)] = episode
+            arrays["step"][filled : filled + len(rows)] = rows - starts[episode]
+            filled += len(rows)
+            wide += int((np.abs(steps.actions[rows]) > 1).any(axis=1).sum())
         return cls(
-            states=steps.observations[rows],
-            actions=actions[rows],
-            rewards=steps.rewards[rows],
-            next_states=steps.observations[successors] if following is None else following[rows],
-            next_actions=next_actions,
-            mask=(~terminal).astype(np.float32),
-            episode=episode[rows].astype(np.int32),
-            step=(rows - starts[episode[rows]]).astype(np.int32),
+            **arrays,
             info=_describe(
                 info,
                 steps,
@@ -212,8 +225,8 @@ class Transitions:
                 np.flatnonzero(ends),
                 task,
                 warnings=(
-                    *_invalid_rows(steps, source, before=int(complete.sum()), left=rows.size),
-                    *_wide_actions(steps.actions[rows], source, action_clip),
+                    *_invalid_rows(steps, source, before=int(complete.sum()), left=count),
+                    *_wide_actions(wide, count, source, action_clip),
                 ),
             ),
         )
@@ -241,16 +254,43 @@ class Transitions:
         """SHA-256 over names, types, shapes and bytes of all arrays, as hexadecimal digits."""
         return self._digest
 
+    def episodes(self) -> int:
+        """How many episodes have a transition here."""
+        seen = [np.unique(self.episode[block]) for block in blocks(len(self))]
+        return len(np.unique(np.concatenate(seen))) if seen else 0
+
     @cached_property
     def _digest(self) -> str:
         digest = hashlib.sha256()
         for name, array in self._arrays().items():
             digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
-            digest.update(np.ascontiguousarray(array).data)
+            for block in blocks(len(array), array[:1].size):
+                digest.update(np.ascontiguousarray(array[block]).data)
         return digest.hexdigest()
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "info"}
+
+
+def _transitions(
+    steps: Steps, rows: NDArray[np.int64], clip: float | None
+) -> dict[str, NDArray[Any]]:
+    """(s, a, r, s', a') and mask of these rows of the log."""
+    terminal = steps.terminals[rows]
+    successors = np.where(terminal, rows, rows + 1)
+    actions, next_actions = steps.actions[rows], steps.actions[successors]
+    if clip is not None:
+        actions, next_actions = (np.clip(x, -clip, clip) for x in (actions, next_actions))
+    next_actions[terminal] = 0
+    following = steps.next_observations
+    return {
+        "states": steps.observations[rows],
+        "actions": actions,
+        "rewards": steps.rewards[rows],
+        "next_states": steps.observations[successors] if following is None else following[rows],
+        "next_actions": next_actions,
+        "mask": ~terminal,
+    }
 
 
 def _complete(steps: Steps, ends: Bools) -> Bools:
@@ -280,21 +320,24 @@ def _describe(
     warnings: tuple[str, ...],
 ) -> DataInfo:
     """`info` with counts and, for every episode that ended and is all valid, its statistics."""
-    starts = starts[: len(last_rows)]  # a log may stop inside its last episode
-    lengths = last_rows - starts + 1
-    whole = np.ones(len(starts), np.bool_)
-    if steps.valid is not None:
-        whole = np.add.reduceat(steps.valid[: last_rows[-1] + 1], starts, dtype=int) == lengths
-    rewards = np.split(steps.rewards[: last_rows[-1] + 1].astype(np.float64), starts[1:])
-    episodes = [r for r, keep in zip(rewards, whole, strict=True) if keep]
+    returns, lengths, scores = [], [], []
+    # a log may stop inside its last episode
+    for first, last in zip(starts[: len(last_rows)].tolist(), last_rows.tolist(), strict=True):
+        if steps.valid is not None and not steps.valid[first : last + 1].all():
+            continue
+        rewards = steps.rewards[first : last + 1].astype(np.float64)
+        returns.append(float(rewards.sum()))
+        lengths.append(len(rewards))
+        if task is not None:
+            scores.append(task.score_of(rewards))
     return replace(
         info,
         task=info.task if task is None else task.name,
         dropped=0 if steps.valid is None else int((~steps.valid).sum()),
         warnings=(*info.warnings, *warnings),
-        episode_returns=tuple(float(r.sum()) for r in episodes),
-        episode_lengths=tuple(len(r) for r in episodes),
-        episode_scores=() if task is None else tuple(task.score_of(r) for r in episodes),
+        episode_returns=tuple(returns),
+        episode_lengths=tuple(lengths),
+        episode_scores=tuple(scores),
     )
 
 
@@ -308,8 +351,7 @@ def _invalid_rows(steps: Steps, source: str, *, before: int, left: int) -> tuple
     )
 
 
-def _wide_actions(actions: Floats, source: str, clip: float | None) -> tuple[str, ...]:
-    wide = int((np.abs(actions) > 1).any(axis=1).sum())
+def _wide_actions(wide: int, count: int, source: str, clip: float | None) -> tuple[str, ...]:
     if not wide:
         return ()
     consequence = (
@@ -317,4 +359,4 @@ def _wide_actions(actions: Floats, source: str, clip: float | None) -> tuple[str
         if clip is not None
         else "policies act in [-1, 1], so scale the actions to that range."
     )
-    return (f"{source}: {wide:,} of {len(actions):,} actions lie beyond ±1: {consequence}",)
+    return (f"{source}: {wide:,} of {count:,} actions lie beyond ±1: {consequence}",)

@@ -8,50 +8,18 @@ rules and their limits stand in `icql.data.rules`.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from icql.data.columns import Columns
-from icql.data.rules import RULES, Log
+from icql.data.findings import Finding, Findings
+from icql.data.log import Log
+from icql.data.rules import RULES
 from icql.data.sources import Source, load_steps
+from icql.data.store import is_store, open_store, verify_store
 from icql.data.tasks import Task
 from icql.data.transitions import DataInfo, Steps, Transitions
 from icql.errors import UserError
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One defect: which rule, where, and what follows from it. Rows count from 0."""
-
-    rule: str
-    file: str
-    row: int | None
-    column: str | None
-    message: str
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What was found, and the transitions that the log gives: None where there are errors."""
-
-    errors: tuple[Finding, ...] = ()
-    warnings: tuple[Finding, ...] = ()
-    transitions: Transitions | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether the data can be trained on."""
-        return not self.errors
-
-    def as_json(self) -> dict[str, Any]:
-        """`ok`, `errors`, `warnings` and the number of `transitions` (None with errors)."""
-        return {
-            "ok": self.ok,
-            "errors": [asdict(finding) for finding in self.errors],
-            "warnings": [asdict(finding) for finding in self.warnings],
-            "transitions": None if self.transitions is None else len(self.transitions),
-        }
 
 
 def validate_dataset(
@@ -62,9 +30,13 @@ def validate_dataset(
 ) -> tuple[Findings, Source | None]:
     """Validate whatever `load_dataset` would load, and give what was read.
 
-    Data that cannot be read at all has one finding, mostly `unreadable`, and no source.
+    Data that cannot be read at all has one finding, mostly `unreadable`, and no source. A store
+    has the findings of the log that it was made of, and no source either.
     """
     try:
+        if is_store(name_or_path):  # its log was validated when it was made
+            data = open_store(name_or_path, task=task)
+            return Findings(warnings=verify_store(data), transitions=data), None
         source = load_steps(name_or_path, task=task, columns=columns)
     except UserError as error:
         return Findings(errors=(_unreadable(error, str(name_or_path)),)), None
@@ -89,15 +61,22 @@ def validate(steps: Steps, *, name: str, source: str, task: Task | None = None) 
     Raises:
         UserError: if the arrays do not fit together.
     """
+    found = inspect(steps, source=source, task=task)
+    if not found.ok:
+        return found
+    try:
+        info = DataInfo(name, source=source)
+        data = Transitions.from_steps(steps, info, task=task, action_clip=None)
+    except UserError as error:
+        nothing = Finding("no_transitions", source, None, None, f"{error.what} {error.fix}".strip())
+        return replace(found, errors=(nothing,))
+    return replace(found, transitions=data)
+
+
+def inspect(steps: Steps, *, source: str, task: Task | None = None) -> Findings:
+    """What `validate` finds, except whether any transitions come out, which are not made."""
     log = Log.of(steps.checked(source), task)
     found = [item for rule in RULES for item in rule(log)]
-    transitions = None
-    if not any(severity == "error" for severity, *_ in found):
-        try:
-            info = DataInfo(name, source=source)
-            transitions = Transitions.from_steps(log.steps, info, task=task, action_clip=None)
-        except UserError as error:
-            found.append(("error", "no_transitions", None, None, f"{error.what} {error.fix}"))
     errors, warnings = (
         tuple(
             Finding(rule, source, row, column, message.strip())
@@ -106,7 +85,7 @@ def validate(steps: Steps, *, name: str, source: str, task: Task | None = None) 
         )
         for kind in ("error", "warning")
     )
-    return Findings(errors, warnings, transitions)
+    return Findings(errors, warnings)
 
 
 def _unreadable(error: UserError, name: str) -> Finding:

@@ -1,0 +1,197 @@
+"""Transitions on disk, for data larger than memory: a folder `NAME.icql` of plain NPY files.
+
+One file for each array of `Transitions` and for what is known of each episode, and `store.json`
+with the rest. The arrays are mapped into memory when the store is opened: a row is read when it is
+asked for, and its page belongs to the system's cache, not to the process.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from icql.data.findings import Finding
+from icql.data.tasks import get_task
+from icql.data.transitions import DataInfo, Transitions
+from icql.errors import UserError
+
+SUFFIX = ".icql"
+FORMAT = 1
+ARRAYS: dict[str, tuple[str, int]] = {  # type and number of axes
+    "states": ("<f4", 2),
+    "actions": ("<f4", 2),
+    "rewards": ("<f4", 1),
+    "next_states": ("<f4", 2),
+    "next_actions": ("<f4", 2),
+    "mask": ("<f4", 1),
+    "episode": ("<i4", 1),
+    "step": ("<i4", 1),
+}
+EPISODES: dict[str, tuple[str, int]] = {
+    "episode_returns": ("<f8", 1),
+    "episode_lengths": ("<i8", 1),
+    "episode_scores": ("<f8", 1),
+}
+
+
+def is_store(name: str | Path) -> bool:
+    """Whether a name is that of a store, there or not."""
+    return Path(name).suffix.lower() == SUFFIX
+
+
+@contextmanager
+def new_store(path: Path, *, force: bool = False) -> Iterator[Path]:
+    """Yield an empty folder that becomes the store `path` when all went well, else vanishes.
+
+    Raises:
+        UserError: if something is there already, unless it is a store and `force` is given.
+    """
+    check_free(path, force=force)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        made = folder / "new"
+        made.mkdir()
+        yield made
+        if path.exists():
+            os.replace(path, folder / "old")
+        os.replace(made, path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_free(path: Path, *, force: bool) -> None:
+    """Refuse a place that is taken, unless by a store that may be replaced."""
+    if path.exists() and not ((path / "store.json").is_file() and force):
+        fix = "Add --force to replace it." if (path / "store.json").is_file() else "Name another."
+        raise UserError("it exists already.", where=str(path), fix=fix)
+
+
+def describe_store(folder: Path, data: Transitions, findings: Sequence[Finding]) -> None:
+    """Write what the arrays in `folder`, which are those of `data`, do not say themselves.
+
+    `findings` are the warnings about the log that the data was made of.
+    """
+    from icql.files import write_json
+
+    info = data.info
+    for name, (dtype, _) in EPISODES.items():
+        np.save(folder / f"{name}.npy", np.asarray(getattr(info, name), dtype), allow_pickle=False)
+    content = {
+        "format": FORMAT,
+        "name": info.name,
+        "made_of": info.source,
+        "task": info.task,
+        "dropped": info.dropped,
+        "warnings": list(info.warnings),
+        "findings": [asdict(finding) for finding in findings],
+        "transitions": len(data),
+        "data_hash": data.content_hash(),
+    }
+    write_json(folder / "store.json", content)
+
+
+def open_store(path: str | Path, *, task: str | None = None) -> Transitions:
+    """Open a store: transitions whose arrays are mapped files.
+
+    Args:
+        path: the folder.
+        task: name in the task table; by default what the store says.
+
+    Raises:
+        UserError: naming the file, if one is missing, damaged, or does not fit the others.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UserError("there is no such store.", where=str(path))
+    content = _description(folder)
+    arrays = {name: _load(folder, name, *kind, mapped=True) for name, kind in ARRAYS.items()}
+    for name, array in arrays.items():
+        if len(array) != content["transitions"]:
+            raise UserError(
+                f"has {len(array):,} rows, but the store {content['transitions']:,}.",
+                where=str(folder / f"{name}.npy"),
+                fix="Make the store anew with icql data convert.",
+            )
+    for first, second in (("states", "next_states"), ("actions", "next_actions")):
+        if arrays[first].shape != arrays[second].shape:
+            raise UserError(
+                f"does not have the shape of {first}.npy.", where=str(folder / f"{second}.npy")
+            )
+    episodes = {name: _load(folder, name, *kind) for name, kind in EPISODES.items()}
+    info = DataInfo(
+        content["name"],
+        source=str(path),
+        task=content["task"],
+        dropped=content["dropped"],
+        warnings=tuple(content["warnings"]),
+        **{name: tuple(array.tolist()) for name, array in episodes.items()},
+    )
+    if task is not None and task != info.task:
+        info = replace(info, task=get_task(task).name, episode_scores=())
+    return Transitions(**arrays, info=info)
+
+
+def verify_store(data: Transitions) -> tuple[Finding, ...]:
+    """What was found in the log that an open store was made of, rows being those of the log.
+
+    Raises:
+        UserError: if the store's arrays are not those that were written; all of it is read once.
+    """
+    path = Path(data.info.source)
+    content = _description(path)
+    if data.content_hash() != content["data_hash"]:
+        raise UserError(
+            "its arrays are not those that were written: a file was changed or is damaged.",
+            where=str(path),
+            fix="Make the store anew with icql data convert.",
+        )
+    try:
+        return tuple(Finding(**finding) for finding in content["findings"])
+    except TypeError as error:
+        raise UserError(f"`findings`: {error}.", where=str(path / "store.json")) from error
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    from icql.files import read_json
+
+    path = folder / "store.json"
+    content = read_json(path)
+    kinds: dict[str, Any] = {"name": str, "task": str | None, "dropped": int, "warnings": list}
+    kinds |= {"transitions": int, "data_hash": str, "made_of": str, "findings": list}
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"does not describe a store of format {FORMAT}.", where=str(path))
+    for key, kind in kinds.items():
+        if not isinstance(content.get(key, ...), kind):
+            raise UserError(f"`{key}` is missing or of the wrong kind.", where=str(path))
+    return content
+
+
+def _load(folder: Path, name: str, dtype: str, axes: int, *, mapped: bool = False) -> NDArray[Any]:
+    path = folder / f"{name}.npy"
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError("is missing.", where=str(path)) from None
+    # what NumPy raises for a header or a length that is not right
+    except (OSError, ValueError, EOFError, TypeError, SyntaxError) as error:
+        raise UserError(
+            f"cannot be read as NPY ({error}).",
+            where=str(path),
+            fix="It may be truncated or damaged: make the store anew with icql data convert.",
+        ) from error
+    if array.dtype != np.dtype(dtype) or array.ndim != axes or not array.flags.c_contiguous:
+        raise UserError(
+            f"holds {array.dtype} of shape {array.shape}, but {axes} axes of {dtype} are needed.",
+            where=str(path),
+        )
+    return array

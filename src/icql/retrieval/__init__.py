@@ -7,12 +7,13 @@ from icql.paths import default_cache_dir
 from icql.retrieval.report import SearchReport
 from icql.retrieval.search import retrieve
 from icql.retrieval.settings import ContextSettings
-from icql.retrieval.tables import Neighbours, build_neighbours
+from icql.retrieval.tables import Neighbours, append_neighbours, build_neighbours
 
 __all__ = [
     "ContextSettings",
     "Neighbours",
     "SearchReport",
+    "append_neighbours",
     "build_neighbours",
     "default_cache_dir",
     "retrieve",

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.errors import UserError
-from icql.retrieval.exact import search_exact
-from icql.retrieval.index import Cells, Index, Progress, blocks
-from icql.retrieval.metric import Ids, Rows
+from icql.retrieval.exact import from_faiss, search_exact
+from icql.retrieval.index import Cells, Index, Progress
+from icql.retrieval.metric import Ids, Points, Rows
 
-SAMPLE = 1000  # queries whose exact neighbours the recall is measured against
 MARGIN = 8  # float32 candidates beyond k that float64 ranks
 FIRST_PROBES = 8
+CLOSE = 16  # the number of probes is settled to one part in this
 
 
 @dataclass(frozen=True)
@@ -27,49 +27,70 @@ class Calibration:
 
 
 def calibrate(
-    index: Index, cells: Cells, k: int, recall_floor: float, seed: int, progress: Progress
+    index: Index,
+    cells: Cells,
+    sample: Points,
+    k: int,
+    recall_floor: float,
+    progress: Progress,
 ) -> Calibration:
-    """Double the cells probed until recall reaches the floor with two standard errors to spare.
+    """Find the fewest cells whose recall reaches the floor with two standard errors to spare.
 
     A neighbour counts as found if the state returned in its place is no farther than the true
-    k-th neighbour.
+    k-th neighbour. The cells probed are doubled until it suffices, then halved in between.
     """
-    sample = np.arange(len(index.queries))
-    if len(sample) > SAMPLE:
-        sample = np.random.default_rng(seed).choice(sample, SAMPLE, replace=False)
-    _, truth = search_exact(index, cells, sample, k, progress)
-    probes = min(FIRST_PROBES, cells.count)
-    while True:
-        found = _probe(index, cells, sample, k, probes)[1]
+    _, truth = search_exact(index, from_faiss(index, cells), sample, k, progress, width=cells.count)
+
+    def measured(probes: int) -> tuple[bool, float, float]:
+        found = _probe(index, cells, sample, k, probes, progress)[1]
         hits: NDArray[np.float64] = (found <= truth[:, -1:]).mean(axis=1)
         recall, spare = float(hits.mean()), float(2 * hits.std() / len(hits) ** 0.5)
         progress(f"recall {recall:.4f} with {probes} of {cells.count} cells", 1.0)
-        if recall - spare >= recall_floor:
-            return Calibration(probes, recall, len(sample))
+        return recall - spare >= recall_floor, recall, spare
+
+    too_few, probes = 0, min(FIRST_PROBES, cells.count)
+    while not (result := measured(probes))[0]:
         if probes == cells.count:
             raise UserError(
-                f"approximate search reaches a recall of {recall:.5f} (± {spare:.5f}), "
+                f"approximate search reaches a recall of {result[1]:.5f} (± {result[2]:.5f}), "
                 f"not {recall_floor}, even with every cell probed.",
                 where="context.recall_floor",
                 fix="Lower the floor or set context.engine to exact.",
             )
-        probes = min(2 * probes, cells.count)
+        too_few, probes = probes, min(2 * probes, cells.count)
+    recall = result[1]
+    while probes - too_few > max(1, probes // CLOSE):
+        middle = (too_few + probes) // 2
+        if (result := measured(middle))[0]:
+            probes, recall = middle, result[1]
+        else:
+            too_few = middle
+    return Calibration(probes, recall, len(sample))
 
 
 def search_approximate(
-    index: Index, cells: Cells, k: int, probes: int, progress: Progress
+    index: Index, cells: Cells, queries: Points, k: int, probes: int, progress: Progress
 ) -> tuple[Ids, Rows]:
-    """The k nearest states of all queries in the nearest `probes` cells: ids, |x - y|² (Q, k)."""
-    ids = np.empty((len(index.queries), k), np.int64)
-    squared = np.empty(ids.shape)
-    for done, block in blocks(np.arange(len(ids)), (k + MARGIN) * index.states.shape[1]):
-        ids[block], squared[block] = _probe(index, cells, block, k, probes)
-        progress("approximate search", done)
+    """The k nearest states in the nearest `probes` cells: ids, |x - y|² (Q, k)."""
+    ids, squared = _probe(index, cells, queries, k, probes, progress)
     short = np.flatnonzero(ids[:, -1] < 0)  # the probed cells hold fewer than k states
-    ids[short], squared[short] = search_exact(index, cells, short, k, progress)
+    if len(short):
+        ids[short], squared[short] = search_exact(
+            index, from_faiss(index, cells), queries[short], k, progress, width=cells.count
+        )
     return ids, squared
 
 
-def _probe(index: Index, cells: Cells, rows: Ids, k: int, probes: int) -> tuple[Ids, Rows]:
-    m = min(k + MARGIN, len(index.states))
-    return index.rank(rows, cells.probe(rows, m, probes)[1], k)
+def _probe(
+    index: Index, cells: Cells, queries: Points, k: int, probes: int, progress: Progress
+) -> tuple[Ids, Rows]:
+    """The same; -1 and an infinite distance where the cells hold fewer."""
+    ids = np.empty((len(queries), k), np.int64)
+    squared = np.empty(ids.shape)
+    m = min(k + MARGIN, len(index))
+    for done, block in index.blocks(np.arange(len(ids)), 2 * (m + probes)):
+        asked = queries[block]
+        proposed = cells.probe(index.centred(asked), m, probes)
+        ids[block], squared[block] = index.rank(asked, proposed, k)
+        progress("approximate search", done)
+    return ids, squared

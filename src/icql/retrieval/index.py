@@ -1,18 +1,22 @@
-"""What both engines search: distinct rows in float64, and faiss indexes that propose candidates.
+"""What every engine searches: distinct rows, proposed in float32 and ranked in float64.
 
-faiss works in float32, so it only proposes; the ranking is always the float64 one of `metric.py`.
+faiss and accelerators work in float32, so they only propose; the ranking is always the float64 one
+of `metric.py`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from icql.retrieval.metric import Ids, Rows, squared_distances
+from icql.retrieval.distinct import distinct
+from icql.retrieval.metric import PASS, Ids, Points, Rows, pieces, squared_distances
 
 Floats = NDArray[np.float32]
 Progress = Callable[[str, float], None]
@@ -20,57 +24,86 @@ Progress = Callable[[str, float], None]
 FLOAT32 = (2.0**-24, 1e-34)  # unit roundoff, and what underflow can add to a scaled |x - y|²
 FLOAT64 = (2.0**-53, 1e-60)
 SLACK = 1e-9  # far more than float64 rounds, far less than a distance that matters
-BLOCK = 2**21  # float64 numbers worked on at once: 16 MB
+ROOM = 2**21  # float64 numbers worked on at once: 16 MB
+MOST_THREADS = 16
+PER_CELL = 64  # rows per cell that the clustering learns from
 
 
 class Index:
-    """Distinct states (N, D), embedded, prepared for the given distinct queries (Q, D).
+    """The distinct ones of embedded states (N, D), prepared for queries within `extent`.
 
-    `states` and `queries` keep the embedded float64 rows. `near` and `asked` are the same rows
-    centred, scaled by a power of two to at most 1 and without the columns in which nothing
-    varies: distances only change by the factor `scale`, and float32 loses the least.
+    `first` are their rows, `group` is the distinct state of every row. `near` are the distinct
+    states centred, scaled by a power of two to at most 1 and without the columns in which nothing
+    varies: distances only change by the factor `scale`, and float32 loses the least. `room` is how
+    many float64 numbers may be worked on at once.
     """
 
-    def __init__(self, states: Rows, queries: Rows, distance: Callable[[Rows], Rows]) -> None:
-        self.states, self.queries, self.distance = states, queries, distance
-        low = np.minimum(states.min(axis=0), queries.min(axis=0))
-        high = np.maximum(states.max(axis=0), queries.max(axis=0))
-        varies = low < high
-        varies[0] |= not varies.any()  # faiss needs a column
-        centre = np.median(states[:, varies], axis=0)  # outliers do not move it
-        near, asked = states[:, varies] - centre, queries[:, varies] - centre
-        exponent = int(np.frexp(max(np.abs(near).max(), np.abs(asked).max()))[1])
-        self.scale = 2.0 ** -max(exponent, -400)  # so that its square is finite
-        self.near, self.asked = near * self.scale, asked * self.scale
-        self._flat: Any = faiss.IndexFlatL2(self.near.shape[1])
-        self._flat.add(self.near.astype(np.float32))
+    def __init__(
+        self,
+        states: Points,
+        extent: tuple[Rows, Rows],
+        distance: Callable[[Rows], Rows],
+        room: int = ROOM,
+    ) -> None:
+        self.states, self.distance, self.room = states, distance, room
+        self.first, self.group = distinct(states)
+        low, high = extent
+        self._varies = low < high
+        self._varies[0] |= not self._varies.any()  # faiss needs a column
+        low, high = low[self._varies], high[self._varies]
+        sample = self.first[:: max(1, len(self.first) * states.shape[1] // PASS)]
+        # Outliers do not move the median.
+        self._centre = np.median(states[sample][:, self._varies].astype(np.float64), axis=0)
+        farthest = max(np.abs(low - self._centre).max(), np.abs(high - self._centre).max())
+        self.scale = 2.0 ** -max(int(np.frexp(farthest)[1]), -400)  # so that its square is finite
+        self.near = np.empty((len(self.first), len(low)), np.float32)
+        for piece in pieces(self.near):
+            self.near[piece] = self.centred(states[self.first[piece]])
 
-    def flat(self, rows: Ids, m: int) -> tuple[Floats, Ids]:
-        """The m nearest of all states in float32: squared distances and ids, for these queries."""
-        squared, ids = self._flat.search(self.asked[rows].astype(np.float32), m)
-        return squared, ids
+    def __len__(self) -> int:
+        return len(self.first)
 
-    def measure(self, rows: Ids, ids: Ids) -> Rows:
+    def centred(self, rows: Points) -> Rows:
+        """Embedded rows, centred and scaled as `near`, in float64."""
+        moved: Rows = np.subtract(rows[:, self._varies], self._centre, dtype=np.float64)
+        moved *= self.scale
+        return moved
+
+    def measure(self, queries: Points, ids: Ids) -> Rows:
         """|x - y|² of these queries and their proposed ids (Q, m); infinite where an id is -1."""
-        squared = squared_distances(self.states, self.queries[rows], ids)
+        squared = squared_distances(self.states, queries, self.first[ids])
         squared[ids < 0] = np.inf
         return squared
 
-    def rank(self, rows: Ids, ids: Ids, k: int) -> tuple[Ids, Rows]:
+    def rank(self, queries: Points, ids: Ids, k: int) -> tuple[Ids, Rows]:
         """The k best of the proposed ids (Q, m) by (distance, id), and |x - y|² of each."""
-        squared = self.measure(rows, ids)
-        order = np.lexsort((ids, self.distance(squared)))[:, :k]
-        return np.take_along_axis(ids, order, 1), np.take_along_axis(squared, order, 1)
+        best, least = np.empty((len(ids), k), np.int64), np.empty((len(ids), k))
 
+        def work(part: slice) -> None:
+            squared = self.measure(queries[part], ids[part])
+            order = np.lexsort((ids[part], self.distance(squared)))[:, :k]
+            best[part] = np.take_along_axis(ids[part], order, 1)
+            least[part] = np.take_along_axis(squared, order, 1)
 
-def blocks(rows: Ids, width: int) -> Iterator[tuple[float, Ids]]:
-    """Cut queries into blocks with room for `width` float64 numbers each.
+        threads = min(MOST_THREADS, os.cpu_count() or 1)
+        size = max(1, self.room // (ids.shape[1] * self.states.shape[1] * threads))
+        parts = [slice(i, i + size) for i in range(0, len(ids), size)]
+        if len(parts) == 1:
+            work(parts[0])  # threads would only wait for each other
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(work, parts))
+        return best, least
 
-    Yields the share of the queries done after the block, and the block.
-    """
-    size = int(np.clip(BLOCK // width, 1, 4096))
-    for start in range(0, len(rows), size):
-        yield min(1.0, (start + size) / len(rows)), rows[start : start + size]
+    def blocks(self, rows: Ids, width: int, most: int = 4096) -> Iterator[tuple[float, Ids]]:
+        """Cut queries into blocks of about one size with room for `width` float64 numbers each.
+
+        Yields the share of the queries done after the block, and the block.
+        """
+        size = int(np.clip(self.room // width, 1, most))
+        size = max(1, -(-len(rows) // -(-len(rows) // size))) if len(rows) else 1
+        for start in range(0, len(rows), size):
+            yield min(1.0, (start + size) / len(rows)), rows[start : start + size]
 
 
 class Cells:
@@ -81,21 +114,22 @@ class Cells:
 
     def __init__(self, index: Index, seed: int) -> None:
         self.index = index
-        near = index.near.astype(np.float32)
-        rows, columns = near.shape
+        rows, columns = index.near.shape
         self.count = max(1, min(int(4 * rows**0.5), rows // 8))
         self._quantizer: Any = faiss.IndexFlatL2(columns)
         self._ivf: Any = faiss.IndexIVFFlat(self._quantizer, columns, self.count)
         self._ivf.cp.seed = seed % 2**31
         self._ivf.cp.min_points_per_centroid = 1  # no warning on standard error
-        self._ivf.train(near)
-        self._ivf.add(near)
+        self._ivf.cp.max_points_per_centroid = PER_CELL
+        self._ivf.train(index.near)
+        self._ivf.add(index.near)
 
         self.sizes: Ids = np.zeros(self.count, np.int64)
         self._balls = self._enclose(self._quantizer.reconstruct_n(0, self.count))
 
     def _enclose(self, centres: Floats) -> Rows:
         """The balls around all states of each cell, as the right factor of `touched`."""
+        index = self.index
         centre = centres.astype(np.float64)
         radius = np.zeros(self.count)
         lists = self._ivf.invlists
@@ -103,39 +137,37 @@ class Cells:
             self.sizes[cell] = size = lists.list_size(cell)
             if size:
                 members = faiss.rev_swig_ptr(lists.get_ids(cell), size)
-                away = ((self.index.near[members] - centre[cell]) ** 2).sum(axis=1)
-                radius[cell] = np.sqrt(away.max()) * (1 + SLACK)
+                inside = index.centred(index.states[index.first[members]])
+                radius[cell] = np.sqrt(((inside - centre[cell]) ** 2).sum(axis=1).max())
+        radius *= 1 + SLACK
         rest = (centre**2).sum(axis=1) * (1 - SLACK) - radius**2
         return np.vstack((-2 * centre.T, -2 * radius, np.ones(self.count), rest))
 
-    def probe(self, rows: Ids, m: int, probes: int) -> tuple[Floats, Ids]:
+    def probe(self, asked: Rows, m: int, probes: int) -> Ids:
         """Up to m nearest states (-1: no more) within the `probes` nearest cells."""
-        asked = self.index.asked[rows].astype(np.float32)
         self._ivf.nprobe = probes
-        squared, ids = self._ivf.search(asked, m)
-        return squared, ids
+        ids: Ids = self._ivf.search(asked.astype(np.float32), m)[1]
+        return ids
 
-    def touched(self, rows: Ids, reach: Rows) -> NDArray[np.bool_]:
+    def touched(self, asked: Rows, reach: Rows) -> NDArray[np.bool_]:
         """Which cells (Q, cells) may hold a state whose |x - y|² is at most `reach` (Q,).
 
         |x - y| ≤ r and |x - c| ≤ R give |y - c| ≤ r + R, here with everything on one side as one
         matrix product: |y|² - r² + |c|² - R² - 2y·c - 2rR ≤ 0.
         """
-        asked = self.index.asked[rows]
         farthest = 2 * asked.shape[1] ** 0.5  # no coordinate exceeds 1
         radius = np.minimum(np.sqrt(reach) * self.index.scale, farthest) * (1 + SLACK)
         rest = (asked**2).sum(axis=1) * (1 - SLACK) - radius**2
-        left = np.column_stack((asked, radius, rest, np.ones(len(rows))))
+        left = np.column_stack((asked, radius, rest, np.ones(len(asked))))
         return np.asarray(left @ self._balls <= FLOAT64[1])
 
-    def visit(self, rows: Ids, m: int, cells: NDArray[np.bool_]) -> tuple[Floats, Ids]:
+    def visit(self, asked: Rows, m: int, cells: NDArray[np.bool_]) -> tuple[Floats, Ids]:
         """Up to m nearest states (-1: no more) within the marked cells (Q, cells)."""
-        asked = self.index.asked[rows].astype(np.float32)
         most = int(cells.sum(axis=1).max())
-        lists = np.full((len(rows), most), -1, np.int64)
+        lists = np.full((len(asked), most), -1, np.int64)
         query, cell = np.nonzero(cells)
-        first = np.searchsorted(query, np.arange(len(rows)))
+        first = np.searchsorted(query, np.arange(len(asked)))
         lists[query, np.arange(len(query)) - first[query]] = cell
         self._ivf.nprobe = most
-        squared, ids = self._ivf.search_preassigned(asked, m, lists, None)
+        squared, ids = self._ivf.search_preassigned(asked.astype(np.float32), m, lists, None)
         return squared, ids

@@ -1,93 +1,133 @@
-"""The k nearest states of every query by either engine, each distinct row searched once."""
+"""The k nearest states of every query by any engine, each distinct row searched once."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icql.retrieval.approximate import calibrate, search_approximate
-from icql.retrieval.exact import search_exact
-from icql.retrieval.index import Cells, Index, Progress, blocks
-from icql.retrieval.metric import SPACES, Ids, Rows
-from icql.retrieval.report import SearchReport
+from icql.retrieval.approximate import Calibration, calibrate, search_approximate
+from icql.retrieval.distinct import distinct
+from icql.retrieval.exact import from_faiss, search_exact
+from icql.retrieval.index import ROOM, Cells, Index, Progress
+from icql.retrieval.metric import Ids, Points, Rows, Space
+from icql.retrieval.settings import ContextSettings
 
-EXACT_UP_TO = 200_000  # distinct states; beyond, exact search without structure takes minutes
+if TYPE_CHECKING:
+    from icql.retrieval.accelerator import Accelerator
+
+EXACT_UP_TO = 200_000  # rows; beyond, exact search without structure takes minutes on a CPU
+ACCELERATOR_FROM = 20_000  # rows; below, compiling takes longer than searching on the CPU
 CELLS_FROM = 4096  # distinct states below which clustering costs more than it saves
+SAMPLE = 1000  # queries whose exact neighbours the recall is measured against
 
 
-def nearest_states(
-    states: Rows,
-    queries: Rows,
-    k: int,
-    *,
-    metric: str,
-    engine: str,
-    recall_floor: float,
-    seed: int,
-    progress: Progress,
-) -> tuple[Ids, Rows, SearchReport]:
-    """Ids (Q, k) and distances (Q, k), nearest first, ties by row id, and how they were found.
+def resolve_engine(engine: str, rows: int) -> str:
+    """Which engine "auto" stands for with this many rows on this machine."""
+    if engine != "auto":
+        return engine
+    if rows >= ACCELERATOR_FROM:
+        import jax  # takes a second: only where it matters
 
-    Takes valid input: finite float64, k ≤ N. Equal rows are searched once and put back afterwards:
-    the s' of one row is mostly the s of the next, and any number of equal states costs nothing.
+        if jax.default_backend() != "cpu":
+            return "accelerator"
+    return "exact" if rows <= EXACT_UP_TO else "approximate"
+
+
+class Search:
+    """Embedded states (N, D), prepared once; called with queries it finds their k nearest.
+
+    Args:
+        states: rows embedded in `space`, k ≤ N.
+        space: the metric.
+        extent: the range of states and queries in every column, embedded.
+        k: how many neighbours.
+        settings: recall floor and seed.
+        engine: "exact", "accelerator" or "approximate".
+        queries: how many there will be in all.
+        sample: gives embedded queries for measuring the recall, where approximate.
+        progress: told the recall measured.
+        room: float64 numbers that may be worked on at once.
     """
-    if len(queries) == 0:
-        return np.empty((0, k), np.int64), np.empty((0, k)), SearchReport("exact", len(states), 0)
-    start = time.monotonic()
-    space = SPACES[metric]
-    states, queries = space.embed_states(states), space.embed_queries(queries)
-    first, group = _distinct(states)
-    asked, back = _distinct(queries)
-    index = Index(states[first], queries[asked], space.distance)
-    if engine == "auto":
-        engine = "exact" if len(first) <= EXACT_UP_TO else "approximate"
 
-    groups = min(k, len(first))
-    recall, sample, probes = 1.0, 0, 0
-    if engine == "approximate":
-        cells = Cells(index, seed)
-        found = calibrate(index, cells, groups, recall_floor, seed, progress)
-        recall, sample, probes = found.recall, found.sample, found.probes
-        ids, squared = search_approximate(index, cells, groups, probes, progress)
-    else:
-        many = min(len(first), 4 * len(asked)) >= CELLS_FROM
-        balls = Cells(index, seed) if many else None
-        ids, squared = search_exact(index, balls, np.arange(len(asked)), groups, progress)
-    ids, distances = _members(ids, space.distance(squared), group, k)
-    report = SearchReport(
-        engine=engine,
-        states=len(states),
-        queries=len(queries),
-        recall=recall,
-        sample=sample,
-        probes=probes,
-        seconds=time.monotonic() - start,
-    )
-    return ids[back], distances[back], report
+    def __init__(
+        self,
+        states: Points,
+        space: Space,
+        extent: tuple[Rows, Rows],
+        k: int,
+        settings: ContextSettings,
+        engine: str,
+        queries: int,
+        sample: Callable[[], Points],
+        progress: Progress,
+        *,
+        room: int = ROOM,
+    ) -> None:
+        self._space, self._k = space, k
+        self._index = index = Index(states, extent, space.distance, room)
+        self._groups = min(k, len(index))
+        self._accelerator = _accelerator(index) if engine == "accelerator" else None
+        many = engine == "exact" and min(len(index), 4 * queries) >= CELLS_FROM
+        approximate = engine == "approximate" and queries > 0
+        self._cells = Cells(index, settings.seed) if many or approximate else None
+        self.calibration: Calibration | None = None
+        if approximate and self._cells is not None:
+            self.calibration = calibrate(
+                index, self._cells, sample(), self._groups, settings.recall_floor, progress
+            )
+
+    def __call__(self, queries: Points, progress: Progress) -> tuple[Ids, Rows]:
+        """Ids (Q, k) and distances (Q, k) of embedded queries, nearest first, ties by row id.
+
+        Equal rows are searched once: the s' of one row is mostly the s of the next.
+        """
+        if not len(queries):
+            return np.empty((0, self._k), np.int64), np.empty((0, self._k))
+        first, back = distinct(queries)
+        ids, squared = self._search(queries[first], progress)
+        away = self._space.distance(squared)
+        if len(self._index) < len(self._index.states):
+            ids, away = _members(self._index, ids, away, self._k)
+        return ids[back], away[back]
+
+    def _search(self, queries: Points, progress: Progress) -> tuple[Ids, Rows]:
+        index, k = self._index, self._groups
+        if self._cells is not None and self.calibration is not None:
+            probes = self.calibration.probes
+            return search_approximate(index, self._cells, queries, k, probes, progress)
+        if self._accelerator is not None:
+            device = self._accelerator
+            return search_exact(index, device.propose, queries, k, progress, most=device.most)
+        width = 0 if self._cells is None else self._cells.count
+        propose = from_faiss(index, self._cells)
+        return search_exact(index, propose, queries, k, progress, width=width)
 
 
-def _distinct(rows: Rows) -> tuple[Ids, Ids]:
-    """First row of each group of equal rows, in row order, and the group of each row."""
-    rows = np.ascontiguousarray(rows)
-    keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
-    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    number = np.empty_like(order)
-    number[order] = np.arange(len(order))
-    return first[order], number[group]
+def _accelerator(index: Index) -> Accelerator:
+    from icql.retrieval.accelerator import Accelerator  # JAX, as above
+
+    return Accelerator(index.near)
 
 
-def _members(groups: Ids, distances: Rows, group: Ids, k: int) -> tuple[Ids, Rows]:
+def merge(one: tuple[Ids, Rows], other: tuple[Ids, Rows], keep: int) -> tuple[Ids, Rows]:
+    """The `keep` nearest of two tables of neighbours of the same queries, by (distance, id)."""
+    ids, away = (np.concatenate(both, axis=1) for both in zip(one, other, strict=True))
+    order = np.lexsort((ids, away))[:, :keep]
+    return np.take_along_axis(ids, order, 1), np.take_along_axis(away, order, 1)
+
+
+def _members(index: Index, groups: Ids, distances: Rows, k: int) -> tuple[Ids, Rows]:
     """Replace groups of equal states (Q, g) by their rows: the first k by (distance, id)."""
-    sizes = np.bincount(group)
-    rows = np.argsort(group, kind="stable")  # by group, then by id
+    sizes = np.bincount(index.group)
+    rows = np.argsort(index.group, kind="stable")  # by group, then by id
     start = np.cumsum(sizes) - sizes
     ids, away = np.empty((len(groups), k), np.int64), np.empty((len(groups), k))
     found = groups.shape[1]
     ids[:, :found], away[:, :found] = rows[start[groups]], distances
     several = (sizes[groups] > 1).any(axis=1) | (found < k)
-    for _, block in blocks(np.flatnonzero(several), found * k):
+    for _, block in index.blocks(np.flatnonzero(several), found * k):
         chosen = groups[block][:, :, None]
         slot = np.arange(min(k, sizes[chosen].max()))
         filled = slot < sizes[chosen]

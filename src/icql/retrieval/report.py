@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class SearchReport:
     """How neighbours were found. `recall` is measured on `sample` queries (exact: 1 by proof)."""
 
-    engine: str  # exact, approximate or random
+    engine: str  # exact, accelerator (exact too), approximate or random
     states: int
     queries: int
     recall: float = 1.0
@@ -23,6 +23,7 @@ class SearchReport:
     def __str__(self) -> str:
         how = {
             "exact": "exact",
+            "accelerator": "exact on the accelerator",
             "random": "random",
             "approximate": f"approximate ({self.probes} cells), recall "
             f"{self.recall:.4f} against {self.sample} exact queries",

@@ -7,11 +7,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from icql.errors import UserError
 from icql.retrieval.index import Progress
-from icql.retrieval.metric import Ids, Rows
+from icql.retrieval.metric import SPACES, Ids, Points, Rows, extent, joint, pieces
+from icql.retrieval.nearest import SAMPLE, Search, resolve_engine
 from icql.retrieval.settings import ContextSettings, Engine, Metric, Strategy
-from icql.retrieval.strategies import contexts
+from icql.retrieval.strategies import choose, random_rows, wanted
 
-LARGEST = 1e150  # beyond, a squared distance may not be a finite float64
+LARGEST = np.float64(1e150)  # beyond, a squared distance may not be a finite float64
 
 
 def retrieve(
@@ -44,7 +45,7 @@ def retrieve(
         seed: of the random strategy and the approximate engine.
         exclude: rows to leave out, (Q,) or (Q, m); -1 stands for none.
         candidates: how many nearest rows "high_reward" chooses from (all, where there are fewer).
-        engine: "exact", "approximate" or "auto".
+        engine: "exact", "accelerator" (exact too), "approximate" or "auto".
         recall_floor: least measured recall of the approximate engine.
         progress: called block by block with a label and the share done; told the recall measured.
 
@@ -72,30 +73,71 @@ def retrieve(
     left_out = _check_exclude(exclude, len(database), len(asked))
     check_available(k, len(database), left_out, where="k")
     worth = check_rewards(rewards, len(database)) if strategy == "high_reward" else None
-    ids, distances, _ = contexts(database, asked, worth, left_out, settings, progress or silent)
+    ids, distances = _contexts(database, asked, worth, left_out, settings, progress or silent)
     return ids.astype(np.int32), distances
+
+
+def _contexts(
+    states: Points,
+    queries: Points,
+    rewards: Points | None,
+    exclude: Ids,
+    settings: ContextSettings,
+    progress: Progress,
+) -> tuple[Ids, Rows]:
+    """The contexts of valid queries in valid states."""
+    if not len(queries):
+        return np.empty((0, settings.k), np.int64), np.empty((0, settings.k))
+    if settings.strategy == "random":
+        generator = np.random.default_rng(settings.seed)
+        return random_rows(generator, states, queries, exclude, settings)
+    space = SPACES[settings.metric]
+    embedded = space.embed_queries(queries)
+    search = Search(
+        space.embed_states(states),
+        space,
+        joint(extent(states, space.embed_states), extent(queries, space.embed_queries)),
+        wanted(settings, exclude.shape[1], len(states)),
+        settings,
+        resolve_engine(settings.engine, len(states)),
+        len(queries),
+        lambda: embedded[sample_rows(len(queries), settings.seed)],
+        progress,
+    )
+    return choose(*search(embedded, progress), exclude, rewards, settings)
+
+
+def sample_rows(rows: int, seed: int) -> Ids:
+    """The rows that the recall is measured on: at most `SAMPLE`, drawn by `seed`."""
+    if rows <= SAMPLE:
+        return np.arange(rows)
+    return np.random.default_rng(seed).choice(rows, SAMPLE, replace=False)
 
 
 def silent(label: str, done: float) -> None:
     """Progress nobody watches."""
 
 
-def check_rows(rows: ArrayLike, where: str) -> Rows:
-    """Rows (N, D) as finite float64, or a UserError that names the row."""
+def check_rows(rows: ArrayLike, where: str) -> Points:
+    """Rows (N, D) as finite float32 or float64, or a UserError that names the row.
+
+    Mapped arrays of these types stay as they are: nothing is copied.
+    """
     values = _numbers(rows, where)
     if values.ndim != 2 or values.shape[1] == 0:
         raise UserError(f"must have shape (rows, columns), not {values.shape}.", where=where)
-    bad = ~(np.abs(values) <= LARGEST).all(axis=1)
-    if bad.any():
-        row = int(bad.argmax())
-        finite = np.isfinite(values[row]).all()
-        problem = f"has a value beyond ±{LARGEST:g}." if finite else "is not finite (NaN or Inf)."
-        raise UserError(problem, where=f"{where}, row {row}", fix="Leave such rows out.")
+    for piece in pieces(values):
+        bad = ~(np.abs(values[piece]) <= LARGEST).all(axis=1)
+        if bad.any():
+            row = piece.start + int(bad.argmax())
+            finite = np.isfinite(values[row]).all()
+            what = f"has a value beyond ±{LARGEST:g}." if finite else "is not finite (NaN or Inf)."
+            raise UserError(what, where=f"{where}, row {row}", fix="Leave such rows out.")
     return values
 
 
-def check_rewards(rewards: ArrayLike | None, states: int) -> Rows:
-    """Rewards (N,) as finite float64, or a UserError that names the row."""
+def check_rewards(rewards: ArrayLike | None, states: int) -> Points:
+    """Rewards (N,) as finite float32 or float64, or a UserError that names the row."""
     if rewards is None:
         raise UserError("strategy 'high_reward' needs the rewards.", where="rewards")
     values = _numbers(rewards, "rewards")
@@ -139,11 +181,12 @@ def _check_exclude(exclude: ArrayLike | None, states: int, queries: int) -> Ids:
     return ids
 
 
-def _numbers(values: ArrayLike, where: str) -> Rows:
+def _numbers(values: ArrayLike, where: str) -> Points:
     try:
         array = np.asarray(values)
     except ValueError as error:
         raise UserError("rows have different lengths.", where=where) from error
     if array.dtype.kind not in "fiub":
         raise UserError(f"must be real numbers, not {array.dtype}.", where=where)
-    return array.astype(np.float64)
+    native = array.dtype in (np.dtype(np.float32), np.dtype(np.float64))
+    return array if native else array.astype(np.float64)

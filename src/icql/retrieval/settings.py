@@ -9,7 +9,7 @@ from icql.errors import UserError, nearest
 
 Metric = Literal["l2", "cosine"]
 Strategy = Literal["similar", "random", "high_reward"]
-Engine = Literal["auto", "exact", "approximate"]
+Engine = Literal["auto", "exact", "accelerator", "approximate"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class ContextSettings:
     include_self: bool = True
     """Whether a transition may be part of its own state's context (in the paper it may)."""
     engine: Engine = "auto"
-    """exact: equal to float64 brute force; approximate: faiss IVF with measured recall; auto:
-    exact unless the data is large."""
+    """exact: equal to float64 brute force; accelerator: the same on JAX's devices; approximate:
+    faiss IVF with measured recall; auto: the accelerator where there is one, else exact unless the
+    data is large."""
     recall_floor: float = 0.999
     """Least recall that approximate search must show against an exact sample."""
     seed: int = 0

@@ -1,0 +1,130 @@
+"""Seconds, rows per second, recall and memory of building both neighbour tables.
+
+    python benchmarks/retrieval_speed.py --rows 1000000 --dim 17 --k 20 --engine accelerator
+    python benchmarks/retrieval_speed.py --rows 20000            # small enough for any machine
+
+The data are noisy gaits: three harmonics of one drifting phase in every column, with white noise.
+Recall counts, on a sample, the states that are no farther than the true k-th neighbour, which one
+float64 pass over all states gives. Nothing is cached unless --cache names a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+
+from icql.data.transitions import DataInfo, Transitions
+from icql.retrieval import ContextSettings, Neighbours, accelerator, build_neighbours
+from icql.retrieval.settings import Engine, Metric
+
+SAMPLE = 200
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured; the defaults run anywhere in seconds."""
+
+    rows: int = 20_000
+    dim: int = 17
+    k: int = 20
+    engine: Engine = "auto"
+    metric: Metric = "l2"
+    noise: float = 0.1
+    """Standard deviation of the white noise; the gaits themselves are of size 1."""
+    repeats: int = 1
+    """Builds; the first one compiles. All times are given."""
+    memory: int | None = None
+    """Budget in bytes; needs --cache."""
+    cache: Path | None = None
+    """Where tables are kept; without it they stay in memory."""
+    queries: int = accelerator.QUERIES
+    """Queries of one device at once, on the accelerator."""
+    tile: int = accelerator.TILE
+    """States in one matrix product, on the accelerator."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON."""
+
+
+def main() -> None:
+    options = tyro.cli(Options)
+    accelerator.QUERIES, accelerator.TILE = options.queries, options.tile
+    data = gaits(options.rows, options.dim, options.noise)
+    settings = ContextSettings(k=options.k, engine=options.engine, metric=options.metric)
+    seconds = []
+    for repeat in range(options.repeats):
+        cache = None if options.cache is None else options.cache / f"{repeat}-{time.time_ns()}"
+        start = time.perf_counter()
+        tables = build_neighbours(data, settings, cache_dir=cache, memory=options.memory)
+        seconds.append(round(time.perf_counter() - start, 3))
+    result = {
+        "rows": options.rows,
+        "dim": options.dim,
+        "k": options.k,
+        "engine": tables.report.engine,
+        "device": jax.devices()[0].device_kind,
+        "seconds": seconds,
+        "rows_per_second": round(options.rows / min(seconds)),
+        "recall": round(recall(data, tables), 6) if options.metric == "l2" else None,
+        "report": asdict(tables.report),
+        "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "device_peak_bytes": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
+    }
+    if options.json:
+        print(json.dumps(result))
+        return
+    print(tables.report)
+    for name, value in result.items():
+        if name != "report":
+            print(f"{name:18} {value}")
+
+
+def gaits(rows: int, dim: int, noise: float) -> Transitions:
+    """A walk of `rows` steps in one episode."""
+    rng = np.random.default_rng(0)
+    phase = np.cumsum(0.1 + 0.02 * rng.normal(size=rows + 1))[:, None]
+    size, shift = rng.normal(size=(3, dim)), rng.uniform(0, 2 * np.pi, (3, dim))
+    path = (noise * rng.normal(size=(rows + 1, dim))).astype(np.float32)
+    for harmonic in range(3):
+        angle = (harmonic + 1) * phase + shift[harmonic]
+        path += (size[harmonic] * np.sin(angle)).astype(np.float32)
+    none = np.zeros((rows, 1), np.float32)
+    return Transitions(
+        states=path[:-1],
+        actions=none,
+        rewards=none[:, 0],
+        next_states=path[1:],
+        next_actions=none,
+        mask=none[:, 0] + 1,
+        episode=np.zeros(rows, np.int32),
+        step=np.arange(rows, dtype=np.int32),
+        info=DataInfo("gaits"),
+    )
+
+
+def recall(data: Transitions, tables: Neighbours) -> float:
+    """Share of the context states of a sample that are among the true k nearest."""
+    found = []
+    for row in np.random.default_rng(1).choice(len(data), min(SAMPLE, len(data)), replace=False):
+        away = _squared(data.states, data.states[row])
+        limit = np.partition(away, tables.state.shape[1] - 1)[tables.state.shape[1] - 1]
+        found.append((away[tables.state[row]] <= limit).mean())
+    return float(np.mean(found))
+
+
+def _squared(states: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:
+    difference = np.subtract(states, query, dtype=np.float64)
+    squared: NDArray[np.float64] = np.square(difference).sum(axis=1)
+    return squared
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Neighbour tables of a dataset and their cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from icql.data.transitions import Transitions
+from icql.errors import UserError
+from icql.retrieval import ContextSettings, build_neighbours, default_cache_dir, retrieve
+from icql.retrieval import tables as tables_module
+from retrieval_cases import assert_same, one_thread, transitions
+
+__all__ = ["one_thread"]
+
+
+@pytest.fixture
+def data() -> Transitions:
+    return transitions(np.random.default_rng(1).normal(size=(80, 3)))
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("strategy", ["similar", "high_reward"])
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_tables_hold_the_contexts_of_s_and_next_s(
+    data: Transitions, metric: Any, strategy: Any, include_self: bool
+) -> None:
+    chosen = ContextSettings(
+        k=4, metric=metric, strategy=strategy, candidates=9, include_self=include_self
+    )
+    tables = build_neighbours(data, chosen)
+    common = {"metric": metric, "strategy": strategy, "rewards": data.rewards, "candidates": 9}
+    exclude = None if include_self else np.arange(80)
+    ids, away = retrieve(data.states, data.states, 4, exclude=exclude, **common)
+    np.testing.assert_array_equal(tables.state, ids)
+    next_ids, _ = retrieve(data.states, data.next_states, 4, **common)
+    np.testing.assert_array_equal(tables.next_state, next_ids)
+    assert tables.state.dtype == tables.next_state.dtype == np.int32
+    np.testing.assert_allclose(tables.report.mean_distance, away.mean(axis=0))
+    own = (tables.state == np.arange(80)[:, None]).any(axis=1)
+    if strategy == "similar":
+        assert own.all() == include_self
+    assert include_self or not own.any()
+
+
+def test_random_tables_can_leave_out_their_own_row(data: Transitions) -> None:
+    chosen = ContextSettings(k=79, strategy="random", include_self=False)
+    tables = build_neighbours(data, chosen)
+    assert not (tables.state == np.arange(80)[:, None]).any()
+    assert (tables.next_state == np.arange(80)[:, None]).any()
+
+
+def test_progress_is_told_in_blocks(data: Transitions) -> None:
+    said: list[tuple[str, float]] = []
+    build_neighbours(data, ContextSettings(k=3), progress=lambda *given: said.append(given))
+    assert said[-1][1] == 1.0
+    assert all(isinstance(label, str) and 0 <= done <= 1 for label, done in said)
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count how often tables are really computed."""
+    calls: list[int] = []
+    real = tables_module._compute
+
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(tables_module, "_compute", counted)
+    return calls
+
+
+def test_cache_is_hit_only_for_the_same_content(
+    data: Transitions, tmp_path: Path, searches: list[int]
+) -> None:
+    chosen = ContextSettings(k=4)
+    first = build_neighbours(data, chosen, cache_dir=tmp_path)
+    second = build_neighbours(replace(data), chosen, cache_dir=tmp_path)
+    assert len(searches) == 1
+    assert not first.report.cached
+    assert second.report == replace(first.report, cached=True)
+    assert_same((first.state, first.next_state), (second.state, second.next_state))
+
+    def changed(name: str) -> Transitions:
+        array = getattr(data, name).copy()
+        array[5] += 1
+        return replace(data, **{name: array})
+
+    others = [changed(name) for name in ("states", "next_states", "rewards")]
+    for i, other in enumerate(others):
+        cached = build_neighbours(other, chosen, cache_dir=tmp_path)
+        assert len(searches) == 2 + 2 * i
+        fresh = build_neighbours(other, chosen)
+        assert_same((cached.state, cached.next_state), (fresh.state, fresh.next_state))
+    before = len(searches)
+    for i, setting in enumerate(
+        (
+            {"k": 5},
+            {"metric": "cosine"},
+            {"strategy": "random"},
+            {"include_self": False},
+            {"engine": "approximate"},
+            {"seed": 1},
+        )
+    ):
+        build_neighbours(data, replace(chosen, **setting), cache_dir=tmp_path)
+        assert len(searches) == before + i + 1
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def other_key(path: Path) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), "key": "0"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("state.npy", cut),
+        ("state.npy", flip),
+        ("next_state.npy", flip),
+        ("next_state.npy", Path.unlink),
+        ("meta.json", cut),
+        ("meta.json", Path.unlink),
+        ("meta.json", lambda path: path.write_text("[]")),
+        ("meta.json", other_key),
+    ],
+)
+def test_a_damaged_entry_is_rebuilt(
+    data: Transitions,
+    tmp_path: Path,
+    searches: list[int],
+    name: str,
+    damage: Callable[[Path], None],
+) -> None:
+    chosen = ContextSettings(k=4)
+    first = build_neighbours(data, chosen, cache_dir=tmp_path)
+    good = np.array(first.state), np.array(first.next_state)  # they are the files to be damaged
+    [entry] = (tmp_path / "neighbours").iterdir()
+    damage(entry / name)
+    again = build_neighbours(data, chosen, cache_dir=tmp_path)
+    assert len(searches) == 2
+    assert not again.report.cached
+    assert_same((again.state, again.next_state), good)
+    assert build_neighbours(data, chosen, cache_dir=tmp_path).report.cached
+    assert [path.name for path in (tmp_path / "neighbours").iterdir()] == [entry.name]
+
+
+def test_a_second_writer_finds_the_entry_and_leaves_no_rubbish(
+    data: Transitions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = ContextSettings(k=4)
+    real = tables_module.fill
+
+    def race(*args: Any) -> Any:
+        monkeypatch.setattr(tables_module, "fill", real)
+        build_neighbours(data, chosen, cache_dir=tmp_path)  # another process is faster
+        return real(*args)
+
+    monkeypatch.setattr(tables_module, "fill", race)
+    found = build_neighbours(data, chosen, cache_dir=tmp_path)
+    assert found.report.cached
+    assert len(list((tmp_path / "neighbours").iterdir())) == 1
+    fresh = build_neighbours(data, chosen)
+    assert_same((found.state, found.next_state), (fresh.state, fresh.next_state))
+
+
+def test_exact_tables_are_the_same_entry_whoever_finds_them(
+    data: Transitions, tmp_path: Path, searches: list[int]
+) -> None:
+    for engine in ("exact", "accelerator", "auto"):
+        build_neighbours(data, ContextSettings(k=4, engine=engine), cache_dir=tmp_path)
+    assert len(searches) == 1
+
+
+def test_cached_tables_are_mapped_and_read_only(data: Transitions, tmp_path: Path) -> None:
+    for _ in range(2):
+        found = build_neighbours(data, ContextSettings(k=4), cache_dir=tmp_path)
+        for table in (found.state, found.next_state):
+            assert isinstance(table, np.memmap)
+            assert table.dtype == np.int32
+            assert not table.flags.writeable
+
+
+def test_a_cache_that_cannot_be_written_is_a_clear_error(data: Transitions, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with pytest.raises(UserError, match=r"cannot be used: Not a directory.*ICQL_CACHE"):
+        build_neighbours(data, ContextSettings(k=4), cache_dir=blocked)
+
+
+def test_default_cache_dir_can_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ICQL_CACHE", str(tmp_path / "here"))
+    assert default_cache_dir() == tmp_path / "here"
+    monkeypatch.delenv("ICQL_CACHE")
+    assert default_cache_dir().name == "icql"

@@ -14,8 +14,11 @@ from scipy import stats
 from icql.algos.base import Batch, Spec, Transition, Window
 from icql.algos.fql import FQL, FQLSettings, aggregate
 from icql.algos.qc import QC, QCSettings
-from icql.losses import chunk_target, flow_matching, flow_point, masked_mean
+from icql.errors import UserError
+from icql.losses import chunk_target, distillation_loss, flow_matching, flow_point, masked_mean
+from icql.nn.critics import LocalSettings
 from icql.nn.flow import Flow, noise_of_state
+from icql.retrieval.settings import ContextSettings
 
 OBS, ACT = 3, 2
 
@@ -190,10 +193,91 @@ def test_qc_critic_loss_is_the_chunk_target_of_the_best_of_n():
     assert float(metrics["critic_loss"]) == pytest.approx(np.mean(expected), rel=1e-4)
 
 
+def test_distillation_by_hand():
+    q = jnp.array([2.0, 4.0])
+    a, a_flow = jnp.array([[1.0, 0.0], [3.0, 1.0]]), jnp.array([[0.0, 0.0], [1.0, 2.0]])
+    loss, distance = distillation_loss(q, a, a_flow, 10.0)
+    assert distance == pytest.approx((1 + 0 + 4 + 1) / 4)
+    assert loss == pytest.approx(10 * 1.5 - 3.0)
+
+
+def test_qc_fql_distils_the_flow_and_bootstraps_from_one_step():
+    """Critic and policy losses of the distilled actor, worked out row by row."""
+    settings = QCSettings(hidden=(8,), chunk=3, flow_steps=2, batch_size=4, actor="distilled")
+    assert settings.alpha == 100.0
+    algo = QC(settings, Spec(OBS, ACT, 10))
+    batch = chunk_batch(2, np.ones((4, 3), bool))
+    state, key = eqx.filter_jit(algo.init)(jax.random.key(0)), jax.random.key(1)
+    _, metrics = eqx.filter_jit(algo.update)(state, batch, key)
+    steps, keys = batch.window.steps, jax.random.split(key, 4)
+    z_next, z = (jax.random.normal(k, (4, 3 * ACT)) for k in (keys[0], keys[3]))
+    errors, distances, values = [], [], []
+    for i in range(4):
+        chunk_next = jnp.clip(state.pi.model.raw(steps.s_next[i, -1], z_next[i]), -1, 1)
+        q_next = float(state.q.model.at(steps.s_next[i, -1])(chunk_next).mean())
+        y = sum(0.99**j * float(steps.r[i, j]) for j in range(3)) + 0.99**3 * q_next
+        q = np.asarray(state.q.model.at(steps.s[i, 0])(steps.a[i].reshape(-1)))
+        errors.append((q - y) ** 2)
+        a = np.asarray(state.pi.model.raw(steps.s[i, 0], z[i]))
+        distances.append((a - np.asarray(state.flow.model.act(steps.s[i, 0], z[i]))) ** 2)
+        values.append(float(state.q.model.at(steps.s[i, 0])(jnp.clip(a, -1, 1)).mean()))
+    assert float(metrics["critic_loss"]) == pytest.approx(np.mean(errors), rel=1e-4)
+    assert float(metrics["distillation"]) == pytest.approx(np.mean(distances), rel=1e-4)
+    expected = 100 * np.mean(distances) - np.mean(values)
+    assert float(metrics["policy_loss"]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_fql_with_a_local_critic_learns_from_in_context_values():
+    """Its critic loss, with TD in every context and the target worked out in NumPy."""
+    local = LocalSettings(layers=3, features=4, dropout=0.0, c_scale=4.0)
+    settings = FQLSettings(
+        critic="local", hidden=(8,), flow_steps=2, local=local, context=ContextSettings(k=5)
+    )
+    algo = FQL(settings, Spec(OBS, ACT, 10))
+    rows, context, context_next = (transitions_of(seed, n) for seed, n in ((0, 1), (1, 5), (2, 5)))
+    query = jax.tree.map(lambda x: x[:, 0], rows)
+    state, key = eqx.filter_jit(algo.init)(jax.random.key(0)), jax.random.key(1)
+    _, metrics = eqx.filter_jit(algo.update)(state, Batch(query, context, context_next), key)
+
+    def q_hat(s: np.ndarray, a: np.ndarray, context: Transition, member: int) -> np.ndarray:
+        critic = jax.tree.map(lambda x: x[member] if eqx.is_array(x) else x, state.q.model.members)
+
+        def phi(s: np.ndarray, a: np.ndarray) -> np.ndarray:
+            return np.asarray(critic.features(jnp.concatenate([s, a], -1)), np.float64)
+
+        values = []
+        for i in range(len(s)):
+            now, after = phi(context.s[i], context.a[i]), phi(context.s_next[i], context.a_next[i])
+            after = np.asarray(context.mask[i])[:, None] * after
+            w = np.zeros(4)
+            for c in np.asarray(critic.module.C):
+                delta = np.asarray(context.r[i]) + (0.99 * after - now) @ w
+                w = w + c @ now.T @ delta / len(now)
+            values.append(phi(s[i], a[i]) @ w)
+        return np.stack(values)
+
+    a_next = state.pi.model.sample(query.s_next, key=jax.random.split(key, 5)[0])
+    q_next = np.mean([q_hat(query.s_next, a_next, context_next, i) for i in (0, 1)], axis=0)
+    y = np.asarray(query.r) + 0.99 * np.asarray(query.mask) * q_next
+    errors = [(q_hat(query.s, query.a, context, i) - y) ** 2 for i in (0, 1)]
+    assert float(metrics["critic_loss"]) == pytest.approx(np.mean(errors), rel=1e-4)
+
+
+def transitions_of(seed: int, n: int) -> Transition:
+    """Six rows of n made-up transitions, some of them terminal."""
+    rng = np.random.default_rng(seed)
+
+    def uniform(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.uniform(-0.9, 0.9, (6, n, *shape)), jnp.float32)
+
+    mask = jnp.asarray(rng.random((6, n)) < 0.7, jnp.float32)
+    return Transition(uniform(OBS), uniform(ACT), uniform(), uniform(OBS), uniform(ACT), mask)
+
+
 def test_qc_executes_a_chunk_to_its_end_and_plans_anew_when_an_episode_begins():
     algo = QC(QCSettings(hidden=(8,), chunk=3, samples=4, flow_steps=2), Spec(OBS, ACT, 10))
     policy = algo.policy(eqx.filter_jit(algo.init)(jax.random.key(0)))
-    step, choose = eqx.filter_jit(type(policy).step), eqx.filter_jit(type(policy).choose)
+    step, choose = eqx.filter_jit(type(policy).step), eqx.filter_jit(type(policy.chunks).choose)
     s = jax.random.normal(jax.random.key(1), (7, 2, OBS))
     fresh = np.zeros((7, 2), bool)
     fresh[0] = True
@@ -203,7 +287,7 @@ def test_qc_executes_a_chunk_to_its_end_and_plans_anew_when_an_episode_begins():
         a, carry = step(policy, carry, s[t], jnp.zeros(2), jnp.asarray(fresh[t]))
         played.append(np.asarray(a))
         noise = jnp.moveaxis(noise_of_state(s[t], (4, 3 * ACT)), 1, 0)
-        plans.append(np.asarray(choose(policy, s[t], noise)).reshape(2, 3, ACT))
+        plans.append(np.asarray(choose(policy.chunks, s[t], noise)).reshape(2, 3, ACT))
     for row, begins in ((0, [0, 0, 0, 3, 3, 3, 6]), (1, [0, 0, 2, 2, 2, 5, 5])):
         for t, begin in enumerate(begins):
             np.testing.assert_allclose(played[t][row], plans[begin][row][t - begin], rtol=1e-5)
@@ -215,11 +299,11 @@ def test_qc_executes_a_chunk_to_its_end_and_plans_anew_when_an_episode_begins():
         (lambda: FQLSettings(alpha=-1.0), "alpha"),
         (lambda: FQLSettings(flow_steps=0), "flow_steps"),
         (lambda: QCSettings(chunk=0), "chunk"),
+        (lambda: QCSettings(samples=0), "samples"),
+        (lambda: QCSettings(alpha=-1.0), "alpha"),
         (lambda: QCSettings(discount=1.0), "discount"),
     ],
 )
 def test_settings_out_of_range(make, setting):
-    from icql.errors import UserError
-
     with pytest.raises(UserError, match=setting):
         make()

@@ -395,7 +395,7 @@ def test_dt_learns_what_return_leads_to_which_action():
 
 def memory_of(episodes: list[int], returns: list[float]) -> Memory:
     """Four places; embeddings are the unit vectors e_0, e_0, e_1, … of a plane."""
-    s = RADTSettings(memory=4, refresh=1, candidates=2, width=2, length=3)
+    s = RADTSettings(memory_size=4, refresh=1, candidates=2, width=2, length=3)
     memory = Memory.empty(s, Spec(OBS, ACT, 10))
     directions = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-1.0, 0.0]])
     for i, (episode, value) in enumerate(zip(episodes, returns, strict=True)):
@@ -451,7 +451,7 @@ def test_what_is_retrieved_changes_the_action_and_nothing_retrieved_adds_nothing
         (lambda: DTSettings(width=10, heads=4), "width"),
         (lambda: DTSettings(return_scale=0.0), "return_scale"),
         (lambda: DTSettings(data=DataSettings(reward_scale=0.1)), "return_scale"),
-        (lambda: RADTSettings(memory=10, candidates=20), "candidates"),
+        (lambda: RADTSettings(memory_size=10, candidates=20), "candidates"),
         (lambda: RADTSettings(batch_size=4, refresh=8), "refresh"),
         (lambda: RADTSettings(pretrain=0.0), "pretrain"),
     ],

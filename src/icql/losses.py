@@ -12,7 +12,7 @@ TD3BCForm = Literal["original", "retuned", "paper"]
 
 
 def expectile(u: Float[Array, "..."], tau: float) -> Float[Array, "..."]:
-    """ρ_τ(u) = |τ − 1(u < 0)| u²  (IQL eq. 4; ICQL eq. loss_iql)."""
+    """ρ_τ(u) = |τ − 1(u < 0)| u²  (IQL; ICQL eq. loss_iql)."""
     return jnp.where(u < 0, 1 - tau, tau) * u**2
 
 
@@ -29,13 +29,13 @@ def bellman_target(
 def advantage_weights(
     advantage: Float[Array, " batch"], beta: float, limit: float
 ) -> Float[Array, " batch"]:
-    """min(exp(β A), limit): the weights of advantage-weighted regression (IQL eq. 7)."""
+    """min(exp(β A), limit): the weights of advantage-weighted regression (IQL)."""
     # the exponent is capped first: exp(β A) itself may overflow before the minimum is taken
     return jnp.exp(jnp.minimum(beta * advantage, jnp.log(limit)))
 
 
 def normalised_q(q: Float[Array, " batch"]) -> Float[Array, " batch"]:
-    """Q / E|Q|, the scale held constant under the gradient (TD3+BC eq. 5)."""
+    """Q / E|Q|, the scale held constant under the gradient (TD3+BC's λ)."""
     # a local critic is exactly 0 where no reward was retrieved: keep the quotient finite
     return q / jnp.maximum(jax.lax.stop_gradient(jnp.abs(q).mean()), 1e-6)
 
@@ -62,9 +62,9 @@ def td3bc_actor_loss(
 ) -> Float[Array, ""]:
     """What TD3+BC's actor minimises, for `q` = Q(s, π(s)) and `difference` = π(s) − a.
 
-    original (Fujimoto & Gu 2021, eq. 3 and 5): E[−weight · Q/E|Q| + mean_j (π_j(s) − a_j)²];
-    retuned (ReBRAC's TD3+BC):                  E[−Q/E|Q| + weight · ‖π(s) − a‖²];
-    paper (ICQL, eq. after loss_td3):           E[−Q + weight · ‖π(s) − a‖²].
+    original (Fujimoto & Gu 2021): E[−weight · Q/E|Q| + mean_j (π_j(s) − a_j)²];
+    retuned (ReBRAC's TD3+BC):     E[−Q/E|Q| + weight · ‖π(s) − a‖²];
+    paper (ICQL, after loss_td3):  E[−Q + weight · ‖π(s) − a‖²].
     """
     match form:
         case "original":
@@ -88,7 +88,7 @@ def conservative_gap(
     log_density: Float[Array, "samples batch"],
     temperature: float,
 ) -> Float[Array, "critics batch"]:
-    """log Σ_a exp(Q(s, a)) − Q(s, a_data): what CQL(H) pushes down (CQL eq. 4).
+    """log Σ_a exp(Q(s, a)) − Q(s, a_data): what CQL(H) pushes down.
 
     The sum over all actions is estimated from samples, each divided by the density it was drawn
     with; `temperature` sharpens it to the maximum as it goes to 0. As in the official code the
@@ -120,29 +120,43 @@ def soft_actor_loss(
     log_prob: Float[Array, " batch"],
     temperature: Float[Array, ""],
 ) -> Float[Array, ""]:
-    """E [α log π(ã|s) − min_i Q_i(s, ã)]  (SAC eq. 7)."""
+    """E [α log π(ã|s) − min_i Q_i(s, ã)]  (SAC's policy loss)."""
     return (temperature * log_prob - q.min(0)).mean()
 
 
 def temperature_loss(
     log_temperature: Float[Array, ""], log_prob: Float[Array, " batch"], target_entropy: float
 ) -> Float[Array, ""]:
-    """E [−α log π(ã|s) − α H̄]  (SAC eq. 18); α = exp(log α) stays positive."""
+    """E [−α log π(ã|s) − α H̄]  (SAC's temperature loss); α = exp(log α) > 0."""
     return -(jnp.exp(log_temperature) * (log_prob + target_entropy)).mean()
 
 
 def flow_point(
     noise: Float[Array, "... act"], a: Float[Array, "... act"], t: Float[Array, "... 1"]
 ) -> Float[Array, "... act"]:
-    """x_t = (1 − t) z + t a: the straight path from noise to the logged action (FQL eq. 6)."""
+    """x_t = (1 − t) z + t a: the straight path from noise to the logged action (FQL)."""
     return (1 - t) * noise + t * a
 
 
 def flow_matching(
     velocity: Float[Array, "... act"], noise: Float[Array, "... act"], a: Float[Array, "... act"]
 ) -> Float[Array, "... act"]:
-    """(v − (a − z))² of each entry: the velocity of the straight path is a − z (FQL eq. 6)."""
+    """(v − (a − z))² of each entry: the straight path's velocity is a − z (FQL's BC flow loss)."""
     return (velocity - (a - noise)) ** 2
+
+
+def distillation_loss(
+    q: Float[Array, " batch"],
+    a: Float[Array, "batch act"],
+    a_flow: Float[Array, "batch act"],
+    alpha: float,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """E[−Q(s, μ(s, z)) + α mean_j (μ_j(s, z) − a_flow,j)²], and the distance alone (FQL's actor).
+
+    `q` is of the clipped action, the distance of `a` = μ(s, z) as it is.
+    """
+    distance = ((a - a_flow) ** 2).mean()
+    return alpha * distance - q.mean(), distance
 
 
 def chunk_target(
@@ -151,7 +165,7 @@ def chunk_target(
     v_next: Float[Array, " batch"],
     discount: float,
 ) -> Float[Array, " batch"]:
-    """y = Σ_{i<h} γ^i r_{t+i} + γ^h (1 − done) V(s_{t+h}): an h-step target (QC eq. 5).
+    """y = Σ_{i<h} γ^i r_{t+i} + γ^h (1 − done) V(s_{t+h}): QC's h-step target.
 
     The rewards and masks of one chunk; `mask` of its last step is 1 − done.
     """

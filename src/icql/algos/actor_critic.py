@@ -6,7 +6,7 @@ The updates themselves stand whole in each algorithm's own file.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import equinox as eqx
 import jax
@@ -86,7 +86,26 @@ def at_least(settings: Any, name: str, least: float) -> None:
         raise UserError(wrong, where=name)
 
 
-def needs_of(settings: CriticSettings, batches: int = 1) -> Needs:
+class ChoiceOfCritic(Protocol):
+    """Settings that say whether the critic is global or local, and which contexts it reads."""
+
+    @property
+    def critic(self) -> CriticKind:
+        """Global or local."""
+        ...
+
+    @property
+    def context(self) -> ContextSettings:
+        """The contexts of a local critic."""
+        ...
+
+    @property
+    def local(self) -> LocalSettings:
+        """The local critic."""
+        ...
+
+
+def needs_of(settings: ChoiceOfCritic, batches: int = 1) -> Needs:
     """Contexts for a local critic, plain transitions for a global one."""
     if settings.critic == "local":
         return Needs("contexts", settings.context, batches=batches)
@@ -131,7 +150,7 @@ def critic_optimiser(settings: CriticSettings) -> optax.GradientTransformation:
     )
 
 
-def q_by_layer(settings: CriticSettings, critics: Critics, batch: Batch) -> dict[str, Any]:
+def q_by_layer(settings: ChoiceOfCritic, critics: Critics, batch: Batch) -> dict[str, Any]:
     """Mean Q̂ after every layer of the first critic (local linear critics only)."""
     if settings.critic == "global" or settings.local.module != "linear":
         return {}

@@ -40,6 +40,8 @@ class BCSettings:
             raise UserError("must be at least 1.", where="batch_size")
         if not self.learning_rate > 0:
             raise UserError("must be positive.", where="learning_rate")
+        if not 0 <= self.discount <= 1:
+            raise UserError("must be in [0, 1].", where="discount")
         if not 0 <= self.dropout < 1:
             raise UserError("must be in [0, 1).", where="dropout")
 

@@ -3,12 +3,12 @@
 Kumar et al. 2020, "Conservative Q-Learning for Offline Reinforcement Learning", on SAC, in the
 form of CORL's `cql.py`. With `critic = local` every Q below is Q̂(s, a | Ω_s).
 
-    Q:  min Σ_i E (y − Q_i(s, a))² + α E[log Σ_a exp Q_i(s, a) − Q_i(s, a)]      CQL eq. 4
+    Q:  min Σ_i E (y − Q_i(s, a))² + α E[log Σ_a exp Q_i(s, a) − Q_i(s, a)]      CQL(H)
         y = r + γ(1−done) min_i Q̄_i(s', ã'),  ã' ~ π(·|s')
         log Σ_a exp Q from N actions each of U[−1, 1], π(·|s) and π(·|s'), every one
         divided by the density it was drawn with
-    π:  min E [T log π(ã|s) − min_i Q_i(s, ã)],  ã ~ π(·|s)                        SAC eq. 7
-    T:  min E [−T (log π(ã|s) + H̄)],  H̄ = −dim(A)                                SAC eq. 18
+    π:  min E [T log π(ã|s) − min_i Q_i(s, ã)],  ã ~ π(·|s)                        SAC, policy
+    T:  min E [−T (log π(ã|s) + H̄)],  H̄ = −dim(A)                                SAC, temperature
     α, with `lagrange` (CQL, appendix):  α' ≥ 0 is raised while E[log Σ exp Q − Q] > gap:
         min_Q max_α'  α' α (E[log Σ_a exp Q_i(s, a) − Q_i(s, a)] − gap)
 
@@ -128,7 +128,7 @@ class CQL:
         )
 
         a_next, log_prob_next = state.pi.model.sample(query.s_next, key=next_key)
-        v_next = state.q_target.at(query.s_next, batch.context_next)(a_next).min(0)
+        v_next = state.q_target(query.s_next, a_next, batch.context_next).min(0)
         if s.backup_entropy:
             v_next = v_next - temperature * log_prob_next
         y = bellman_target(query.r, query.mask, v_next, s.discount)

@@ -16,7 +16,6 @@ One update is `policy_delay` steps on V and Q, then one step of the policy and o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -28,13 +27,12 @@ from icql.algos.actor_critic import (
     DelayedSettings,
     at_least,
     critic_optimiser,
-    needs_of,
-    q_by_layer,
     q_critics,
     v_critic,
 )
-from icql.algos.base import Batch, Metrics, Needs, Spec
+from icql.algos.base import Batch, Metrics
 from icql.algos.optimise import Trained, adam, descend, follow, start
+from icql.algos.td3 import TD3Based
 from icql.errors import UserError
 from icql.losses import (
     advantage_weights,
@@ -87,16 +85,8 @@ class DMGState(eqx.Module):
 
 
 @dataclass(frozen=True)
-class DMG:
+class DMG(TD3Based[DMGSettings]):
     """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
-
-    settings: DMGSettings
-    spec: Spec
-
-    @property
-    def needs(self) -> Needs:
-        """One batch per critic step; contexts for a local critic."""
-        return needs_of(self.settings, self.settings.policy_delay)
 
     def init(self, key: PRNGKeyArray) -> DMGState:
         """Fresh critics, V and policy, and their targets."""
@@ -122,10 +112,10 @@ class DMG:
             (q, v), (batch, key) = critics, inputs
             query = batch.query
             noise_key, q_key, v_key = jax.random.split(key, 3)
-            q_logged = state.q_target.at(query.s, batch.context)(query.a).min(0)
+            q_logged = state.q_target(query.s, query.a, batch.context).min(0)
 
             def value_loss(v: Critics) -> tuple[Array, Array]:
-                estimate = v.at(query.s, batch.context, key=v_key)(key=v_key)[0]
+                estimate = v(query.s, None, batch.context, key=v_key)[0]
                 return expectile(q_logged - estimate, s.expectile).mean(), estimate.mean()
 
             v, v_loss, v_mean = descend(v, critic_optimiser(s), value_loss)
@@ -134,14 +124,14 @@ class DMG:
             a_next = smoothed_action(
                 state.pi_target(query.s_next), noise, s.policy_noise, s.noise_limit
             )
-            q_next = state.q_target.at(query.s_next, batch.context_next)(a_next).min(0)
-            v_next = v.model.at(query.s_next, batch.context_next)()[0]
+            q_next = state.q_target(query.s_next, a_next, batch.context_next).min(0)
+            v_next = v.model(query.s_next, None, batch.context_next)[0]
             y = bellman_target(
                 query.r, query.mask, mild_value(q_next, v_next, s.mixture), s.discount
             )
 
             def critic_loss(q: Critics) -> tuple[Array, Metrics]:
-                values = q.at(query.s, batch.context, key=q_key)(query.a, key=q_key)
+                values = q(query.s, query.a, batch.context, key=q_key)
                 extras = {"q": values.mean(), "td_error": jnp.abs(y - values).mean()}
                 return ((y - values) ** 2).mean(-1).sum(), extras
 
@@ -156,8 +146,8 @@ class DMG:
 
         last = jax.tree.map(lambda x: x[-1], batches)
         query = last.query
-        q_logged = state.q_target.at(query.s, last.context)(query.a).min(0)
-        advantage = q_logged - v.model.at(query.s, last.context)()[0]
+        q_logged = state.q_target(query.s, query.a, last.context).min(0)
+        advantage = q_logged - v.model(query.s, None, last.context)[0]
         weights = advantage_weights(advantage, s.beta, s.advantage_limit)
         at_s = q.model.at(query.s, last.context)
 
@@ -179,18 +169,6 @@ class DMG:
         q_target = follow(state.q_target, q.model, s.target_rate)
         pi_target = follow(state.pi_target, pi.model, s.target_rate)
         return DMGState(q, q_target, v, pi, pi_target), metrics
-
-    def policy(self, state: DMGState) -> DeterministicPolicy:
-        """Return the policy as trained so far."""
-        return state.pi.model
-
-    def critic(self, state: DMGState) -> Critics:
-        """Return the Q critics as trained so far."""
-        return state.q.model
-
-    def diagnose(self, state: DMGState, batch: Batch) -> dict[str, Any]:
-        """Mean Q̂ after every layer of the first critic (local linear critics only)."""
-        return q_by_layer(self.settings, state.q.model, batch)
 
     def _policy_optimiser(self) -> optax.GradientTransformation:
         s = self.settings

@@ -1,6 +1,6 @@
 """DT: Decision Transformer, which predicts actions from the return that is asked for.
 
-Chen et al. 2021, algorithm 1; decision-transformer/gym. On windows of K steps of the data,
+Chen et al. 2021; decision-transformer/gym. On windows of K steps of the data,
     min E ‖a_t − π(R̂_{≤t}, s_{≤t}, a_{<t})‖²,  R̂_t = Σ_{t' ≥ t} r_t'
 with a causal Transformer π (:mod:`icql.nn.transformer`). It acts by asking for `target_return` and
 taking off what it was paid. Rewards of steps that are no transitions (the last of a truncated
@@ -73,6 +73,8 @@ class DTSettings:
                 raise UserError("must be positive.", where=name)
         if self.weight_decay < 0:
             raise UserError("must not be negative.", where="weight_decay")
+        if not 0 <= self.discount <= 1:
+            raise UserError("must be in [0, 1].", where="discount")
         if not 0 <= self.dropout < 1:
             raise UserError("must be in [0, 1).", where="dropout")
         if self.width % self.heads:

@@ -1,10 +1,11 @@
 """FQL: flow Q-learning with a flow behaviour policy and a one-step policy distilled from it.
 
-Park et al. 2025, section 4; fql/agents/fql.py. z ~ N(0, I), t ~ U(0, 1), x_t = (1 − t) z + t a:
-    flow v:      min E ‖v(s, x_t, t) − (a − z)‖²                                    eq. 6
-    one-step μ:  min E [−Q(s, μ(s, z)) + α ‖μ(s, z) − a_v(s, z)‖²]                  eq. 8
+Park et al. 2025, "Flow Q-Learning"; fql/agents/fql.py. With `critic = local` every Q below is
+Q̂(s, a | Ω_s). z ~ N(0, I), t ~ U(0, 1), x_t = (1 − t) z + t a:
+    flow v:      min E ‖v(s, x_t, t) − (a − z)‖²                                    BC flow loss
+    one-step μ:  min E [−Q(s, μ(s, z)) + α ‖μ(s, z) − a_v(s, z)‖²]                  Q + distillation
                  with a_v(s, z) where ten Euler steps along v take z
-    Q:           min E Σ_i (y − Q_i(s, a))²,  y = r + γ(1−done) Q̄(s', μ(s', z'))    eq. 7
+    Q:           min E Σ_i (y − Q_i(s, a))²,  y = r + γ(1−done) Q̄(s', μ(s', z'))    critic loss
 Squares are means over action dimensions, as in the official code. The policy that acts is μ; its
 noise z is seeded by the state (see :func:`icql.nn.flow.noise_of_state`).
 """
@@ -19,10 +20,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from icql.algos.actor_critic import at_least, needs_of, q_by_layer
 from icql.algos.base import Batch, DataSettings, Metrics, Needs, Spec
 from icql.algos.optimise import Trained, adam, descend, follow, start
 from icql.errors import UserError
-from icql.losses import bellman_target, flow_matching, flow_point, normalised_q
+from icql.losses import (
+    bellman_target,
+    distillation_loss,
+    flow_matching,
+    flow_point,
+    normalised_q,
+)
 from icql.nn.critics import CriticKind, Critics, LocalSettings, make_critics
 from icql.nn.flow import Flow, noise_of_state
 from icql.nn.mlp import MLP
@@ -32,46 +40,50 @@ Aggregate = Literal["mean", "min"]
 
 
 @dataclass(frozen=True)
-class FQLSettings:
-    """FQL's settings; the defaults are the official ones."""
+class FlowSettings:
+    """What FQL and QC share; the defaults are the official ones."""
 
-    critic: CriticKind = "global"
-    """global: one network for all states (FQL); local: inferred from retrieved context."""
     alpha: float = 10.0
     """α, the weight of distillation against −Q: the one setting to tune per task."""
-    normalise_q: bool = False
-    """Divide the policy's Q by its mean size (official normalize_q_loss; advised for new tasks)."""
     q_aggregate: Aggregate = "mean"
-    """How the target takes the critics together: mean, or min (Adroit)."""
+    """How critics are taken together: mean, or min (FQL on Adroit)."""
     flow_steps: int = 10
-    """Euler steps from noise to action."""
+    """Euler steps from noise to action (or chunk)."""
     critics: int = 2
     """Number of Q critics."""
     discount: float = 0.99
-    """γ."""
+    """γ per step."""
     target_rate: float = 0.005
     """Step of the target network's moving average."""
     batch_size: int = 256
-    """Transitions per update."""
+    """Transitions (or chunks) per update."""
     learning_rate: float = 3e-4
     """Adam's learning rate for every network."""
     hidden: tuple[int, ...] = (512, 512, 512, 512)
     """Hidden layers of every network (GELU; layer norm in the critics)."""
     data: DataSettings = field(default_factory=DataSettings)
-    context: ContextSettings = field(default_factory=ContextSettings)
-    local: LocalSettings = field(default_factory=LocalSettings)
 
     def __post_init__(self) -> None:
         if not 0 <= self.discount < 1:
             raise UserError("must be in [0, 1).", where="discount")
         for name in ("critics", "batch_size", "flow_steps"):
-            if getattr(self, name) < 1:
-                raise UserError("must be at least 1.", where=name)
+            at_least(self, name, 1)
         for name in ("learning_rate", "target_rate"):
             if not getattr(self, name) > 0:
                 raise UserError("must be positive.", where=name)
-        if self.alpha < 0:
-            raise UserError("must not be negative.", where="alpha")
+        at_least(self, "alpha", 0)
+
+
+@dataclass(frozen=True)
+class FQLSettings(FlowSettings):
+    """FQL's settings; the defaults are the official ones."""
+
+    critic: CriticKind = "global"
+    """global: one network for all states (FQL); local: inferred from retrieved context."""
+    normalise_q: bool = False
+    """Divide the policy's Q by its mean size (official normalize_q_loss; advised for new tasks)."""
+    context: ContextSettings = field(default_factory=ContextSettings)
+    local: LocalSettings = field(default_factory=LocalSettings)
 
 
 class OneStepPolicy(eqx.Module):
@@ -80,10 +92,12 @@ class OneStepPolicy(eqx.Module):
     net: MLP
     action_dim: int = eqx.field(static=True)
 
-    def __init__(self, spec: Spec, hidden: tuple[int, ...], *, key: PRNGKeyArray) -> None:
-        inputs = spec.observation_dim + spec.action_dim
-        self.net = MLP(inputs, hidden, spec.action_dim, activation="gelu", final_gain=0.1, key=key)
-        self.action_dim = spec.action_dim
+    def __init__(
+        self, observation_dim: int, action_dim: int, hidden: tuple[int, ...], *, key: PRNGKeyArray
+    ) -> None:
+        inputs = observation_dim + action_dim
+        self.net = MLP(inputs, hidden, action_dim, activation="gelu", final_gain=0.1, key=key)
+        self.action_dim = action_dim
 
     def raw(
         self, s: Float[Array, "... obs"], noise: Float[Array, "... act"]
@@ -122,9 +136,7 @@ class FQL:
     @property
     def needs(self) -> Needs:
         """Contexts for a local critic, plain transitions for a global one."""
-        if self.settings.critic == "local":
-            return Needs("contexts", self.settings.context)
-        return Needs("transitions")
+        return needs_of(self.settings)
 
     def init(self, key: PRNGKeyArray) -> FQLState:
         """Fresh critics, their target, flow and one-step policy."""
@@ -146,12 +158,13 @@ class FQL:
         flow = Flow(
             spec.observation_dim, spec.action_dim, s.hidden, steps=s.flow_steps, key=flow_key
         )
+        pi = OneStepPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
         optimiser = adam(s.learning_rate)
         return FQLState(
             q=start(q, self._critic_optimiser()),
             q_target=q,
             flow=start(flow, optimiser),
-            pi=start(OneStepPolicy(spec, s.hidden, key=pi_key), optimiser),
+            pi=start(pi, optimiser),
         )
 
     def update(self, state: FQLState, batch: Batch, key: PRNGKeyArray) -> tuple[FQLState, Metrics]:
@@ -160,13 +173,11 @@ class FQL:
         next_key, q_key, noise_key, t_key, z_key = jax.random.split(key, 5)
 
         a_next = state.pi.model.sample(query.s_next, key=next_key)
-        q_next = aggregate(
-            state.q_target.at(query.s_next, batch.context_next)(a_next), s.q_aggregate
-        )
+        q_next = aggregate(state.q_target(query.s_next, a_next, batch.context_next), s.q_aggregate)
         y = bellman_target(query.r, query.mask, q_next, s.discount)
 
         def critic_loss(q: Critics) -> tuple[Array, Array]:
-            values = q.at(query.s, batch.context, key=q_key)(query.a, key=q_key)
+            values = q(query.s, query.a, batch.context, key=q_key)
             return ((values - y) ** 2).mean(), values.mean()
 
         q, q_loss, q_mean = descend(state.q, self._critic_optimiser(), critic_loss)
@@ -186,10 +197,9 @@ class FQL:
 
         def policy_loss(pi: OneStepPolicy) -> tuple[Array, Array]:
             a = pi.raw(query.s, z)
-            distance = ((a - a_flow) ** 2).mean()
             value = q_at_s(jnp.clip(a, -1, 1)).mean(0)
             value = normalised_q(value) if s.normalise_q else value
-            return s.alpha * distance - value.mean(), distance
+            return distillation_loss(value, a, a_flow, s.alpha)
 
         pi, pi_loss, distance = descend(state.pi, optimiser, policy_loss)
         metrics = {
@@ -211,8 +221,8 @@ class FQL:
         return state.q.model
 
     def diagnose(self, state: FQLState, batch: Batch) -> dict[str, Any]:
-        """Look at nothing more."""
-        return {}
+        """Mean Q̂ after every layer of the first critic (local linear critics only)."""
+        return q_by_layer(self.settings, state.q.model, batch)
 
     def _critic_optimiser(self) -> Any:
         s = self.settings

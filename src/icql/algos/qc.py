@@ -1,71 +1,55 @@
-"""QC: Q-learning with action chunks and best-of-n sampling from a flow behaviour policy.
+"""QC: Q-learning with action chunks from a flow behaviour policy.
 
-Li, Zhou & Levine 2025; qc/agents/acfql.py with `actor_type = best-of-n`. Policy and critic work on
-chunks a_{t:t+h} of h actions, which are executed in one go:
+Li, Zhou & Levine 2025, "Reinforcement Learning with Action Chunking"; qc/agents/acfql.py. Policy
+and critic work on chunks a_{t:t+h} of h actions, which are executed in one go:
     flow v:  min E ‖v(s_t, x_u, u) − (a_{t:t+h} − z)‖² over actions within the episode
-    π:       the best of n chunks that v makes from noise, by the critic
     Q:       min E valid Σ_i (y − Q_i(s_t, a_{t:t+h}))²,
              y = Σ_{i<h} γ^i r_{t+i} + γ^h (1−done) Q̄(s_{t+h}, π(s_{t+h}))
+    π:       by the setting `actor`
+        best-of-n  the best of n chunks that v makes from noise, by the critic         QC
+        distilled  one-step μ: min E [−Q(s, μ(s, z)) + α ‖μ(s, z) − a_v(s, z)‖²]       QC-FQL
 A chunk that would reach beyond its episode's end is not `valid`: its critic loss is masked, and of
 its flow loss the actions beyond the end. The paper trains on online afterwards; this is its
-offline phase. The distillation variant QC-FQL is left out.
+offline phase. There is no local critic of chunks: retrieved contexts are single transitions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from icql.algos.base import Batch, DataSettings, Metrics, Needs, Spec
-from icql.algos.fql import Aggregate, aggregate
+from icql.algos.actor_critic import at_least
+from icql.algos.base import Batch, Metrics, Needs, Spec
+from icql.algos.fql import Aggregate, FlowSettings, OneStepPolicy, aggregate
 from icql.algos.optimise import Trained, adam, descend, follow, start
-from icql.errors import UserError
-from icql.losses import chunk_target, flow_matching, flow_point, masked_mean
+from icql.losses import chunk_target, distillation_loss, flow_matching, flow_point, masked_mean
 from icql.nn.critics import Critics, LocalSettings, make_critics
 from icql.nn.flow import Flow, noise_of_state
 from icql.nn.policies import first_action
 
 
 @dataclass(frozen=True)
-class QCSettings:
-    """QC's settings; the defaults are the official ones."""
+class QCSettings(FlowSettings):
+    """QC's settings; the defaults are the official ones. `alpha` is of the distilled actor."""
 
+    actor: Literal["best-of-n", "distilled"] = "best-of-n"
+    """best-of-n: QC, the best of `samples` chunks; distilled: QC-FQL, one pass from noise."""
+    alpha: float = 100.0
+    """α, the weight of distillation against −Q (QC-FQL only)."""
     chunk: int = 5
     """h, the actions of a chunk."""
     samples: int = 32
-    """n: the policy takes the best of this many chunks."""
-    q_aggregate: Aggregate = "mean"
-    """How critics are taken together: mean or min."""
-    flow_steps: int = 10
-    """Euler steps from noise to chunk."""
-    critics: int = 2
-    """Number of Q critics."""
-    discount: float = 0.99
-    """γ per step; a chunk bootstraps with γ^h."""
-    target_rate: float = 0.005
-    """Step of the target network's moving average."""
-    batch_size: int = 256
-    """Chunks per update."""
-    learning_rate: float = 3e-4
-    """Adam's learning rate for every network."""
-    hidden: tuple[int, ...] = (512, 512, 512, 512)
-    """Hidden layers of every network (GELU; layer norm in the critics)."""
-    data: DataSettings = field(default_factory=DataSettings)
+    """n: the best-of-n policy takes the best of this many chunks."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.discount < 1:
-            raise UserError("must be in [0, 1).", where="discount")
-        for name in ("chunk", "samples", "critics", "batch_size", "flow_steps"):
-            if getattr(self, name) < 1:
-                raise UserError("must be at least 1.", where=name)
-        for name in ("learning_rate", "target_rate"):
-            if not getattr(self, name) > 0:
-                raise UserError("must be positive.", where=name)
+        super().__post_init__()
+        at_least(self, "chunk", 1)
+        at_least(self, "samples", 1)
 
 
 class Plan(eqx.Module):
@@ -75,13 +59,12 @@ class Plan(eqx.Module):
     done: Int[Array, " rows"]
 
 
-class ChunkPolicy(eqx.Module):
-    """Best-of-n chunks, executed to their end before the next one is chosen."""
+class BestOfN(eqx.Module):
+    """The best of n chunks that the flow makes from noise, by the critics."""
 
     flow: Flow
     q: Critics
-    chunk: int = eqx.field(static=True)
-    action_dim: int = eqx.field(static=True)
+    chunk_dim: int = eqx.field(static=True)
     samples: int = eqx.field(static=True)
     q_aggregate: Aggregate = eqx.field(static=True)
 
@@ -93,6 +76,24 @@ class ChunkPolicy(eqx.Module):
         chunks = self.flow.act(several, noise)
         values = aggregate(self.q.at(s)(chunks), self.q_aggregate)
         return jnp.take_along_axis(chunks, values.argmax(0)[None, :, None], axis=0)[0]
+
+    def sample(
+        self, s: Float[Array, "rows obs"], *, key: PRNGKeyArray
+    ) -> Float[Array, "rows chunk"]:
+        """The best of n for fresh noise."""
+        return self.choose(s, jax.random.normal(key, (self.samples, len(s), self.chunk_dim)))
+
+    def __call__(self, s: Float[Array, "rows obs"]) -> Float[Array, "rows chunk"]:
+        """The best of n, the noise seeded by the state."""
+        return self.choose(s, jnp.moveaxis(noise_of_state(s, (self.samples, self.chunk_dim)), 1, 0))
+
+
+class ChunkPolicy(eqx.Module):
+    """Chunks executed to their end before the next one is chosen."""
+
+    chunks: BestOfN | OneStepPolicy  # a whole chunk from a state
+    chunk: int = eqx.field(static=True)
+    action_dim: int = eqx.field(static=True)
 
     def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
         """The first action of an episode that begins in s."""
@@ -111,9 +112,7 @@ class ChunkPolicy(eqx.Module):
     ) -> tuple[Float[Array, "rows act"], Plan]:
         """The next action of the chunk; a new chunk where an episode begins or one is done."""
         again = fresh | (carry.done % self.chunk == 0)
-        size = self.chunk * self.action_dim
-        noise = jnp.moveaxis(noise_of_state(s, (self.samples, size)), 1, 0)
-        fresh_chunk = self.choose(s, noise).reshape(carry.chunk.shape)
+        fresh_chunk = self.chunks(s).reshape(carry.chunk.shape)
         chunk = jnp.where(again[:, None, None], fresh_chunk, carry.chunk)
         done = jnp.where(again, 0, carry.done)
         action = jnp.take_along_axis(chunk, done[:, None, None], axis=1)[:, 0]
@@ -126,6 +125,7 @@ class QCState(eqx.Module):
     q: Trained[Critics]
     q_target: Critics
     flow: Trained[Flow]
+    pi: Trained[OneStepPolicy] | None  # the distilled actor only
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,9 @@ class QC:
         return Needs("sequences", length=self.settings.chunk)
 
     def init(self, key: PRNGKeyArray) -> QCState:
-        """Fresh critics, their target and flow."""
+        """Fresh critics, their target, flow and, where distilled, one-step policy."""
         s, spec = self.settings, self.spec
-        q_key, flow_key = jax.random.split(key)
+        q_key, flow_key, pi_key = jax.random.split(key, 3)
         q = make_critics(
             "global",
             observation_dim=spec.observation_dim,
@@ -161,24 +161,27 @@ class QC:
             spec.observation_dim, self._chunk_dim, s.hidden, steps=s.flow_steps, key=flow_key
         )
         optimiser = adam(s.learning_rate)
-        return QCState(start(q, optimiser), q, start(flow, optimiser))
+        pi = None
+        if s.actor == "distilled":
+            one_step = OneStepPolicy(spec.observation_dim, self._chunk_dim, s.hidden, key=pi_key)
+            pi = start(one_step, optimiser)
+        return QCState(start(q, optimiser), q, start(flow, optimiser), pi)
 
     def update(self, state: QCState, batch: Batch, key: PRNGKeyArray) -> tuple[QCState, Metrics]:
-        """One step on Q and the flow, both from the networks as they were; the target follows."""
+        """One step on every network, all from the networks as they were; the target follows."""
         s, window, optimiser = self.settings, batch.window, adam(self.settings.learning_rate)
         assert window is not None
         steps, valid = window.steps, window.valid
-        next_key, noise_key, u_key = jax.random.split(key, 3)
+        next_key, noise_key, u_key, z_key = jax.random.split(key, 4)
         state_now, chunk = steps.s[:, 0], steps.a.reshape(len(valid), -1)
 
         s_next = steps.s_next[:, -1]
-        tries = jax.random.normal(next_key, (s.samples, *chunk.shape))
-        best = self.policy(state).choose(s_next, tries)
-        q_next = aggregate(state.q_target.at(s_next)(best), s.q_aggregate)
+        chunk_next = self.policy(state).chunks.sample(s_next, key=next_key)
+        q_next = aggregate(state.q_target(s_next, chunk_next), s.q_aggregate)
         y = chunk_target(steps.r, steps.mask, q_next, s.discount)
 
         def critic_loss(q: Critics) -> tuple[Array, Array]:
-            values = q.at(state_now)(chunk)
+            values = q(state_now, chunk)
             return masked_mean((values - y) ** 2, valid[:, -1]), values.mean()
 
         q, q_loss, q_mean = descend(state.q, optimiser, critic_loss)
@@ -198,19 +201,30 @@ class QC:
             "q": q_mean,
             "valid_chunks": valid[:, -1].mean(),
         }
-        return QCState(q, follow(state.q_target, q.model, s.target_rate), flow), metrics
+
+        pi = state.pi
+        if pi is not None:
+            z = jax.random.normal(z_key, chunk.shape)
+            a_flow = state.flow.model.act(state_now, z)
+
+            def policy_loss(pi: OneStepPolicy) -> tuple[Array, Array]:
+                a = pi.raw(state_now, z)
+                value = state.q.model(state_now, jnp.clip(a, -1, 1)).mean(0)
+                return distillation_loss(value, a, a_flow, s.alpha)
+
+            pi, pi_loss, distance = descend(pi, optimiser, policy_loss)
+            metrics |= {"policy_loss": pi_loss, "distillation": distance}
+        return QCState(q, follow(state.q_target, q.model, s.target_rate), flow, pi), metrics
 
     def policy(self, state: QCState) -> ChunkPolicy:
-        """Return the best-of-n policy as trained so far."""
+        """Return the policy as trained so far."""
         s = self.settings
-        return ChunkPolicy(
-            state.flow.model,
-            state.q.model,
-            s.chunk,
-            self.spec.action_dim,
-            s.samples,
-            s.q_aggregate,
+        chunks = (
+            BestOfN(state.flow.model, state.q.model, self._chunk_dim, s.samples, s.q_aggregate)
+            if state.pi is None
+            else state.pi.model
         )
+        return ChunkPolicy(chunks, s.chunk, self.spec.action_dim)
 
     def critic(self, state: QCState) -> Critics:
         """Return the critics of chunks, whose actions are h actions side by side."""

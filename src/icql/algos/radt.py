@@ -13,8 +13,8 @@ Different here:
   * the embedding DT is trained on the same data in the same run, for the first `pretrain` share of
     the updates, and then frozen; the policy learns from the first update on. In the paper the DT
     is trained beforehand;
-  * the memory holds `memory` sub-trajectories drawn from the batches, renewed `refresh` at a time,
-    and travels with the policy. In the paper it is an index of the whole data;
+  * the memory holds `memory_size` sub-trajectories drawn from the batches, renewed `refresh` at a
+    time, and travels with the policy. In the paper it is an index of the whole data;
   * utility counts in training as well; retrieved tokens enter cross-attention as embedded, without
     an encoder of their own; the sizes are DT's.
 """
@@ -52,7 +52,7 @@ NO_EPISODE, ACTING = -1, -2  # an empty place in the memory; a query from outsid
 class RADTSettings(DTSettings):
     """DT's settings and those of retrieval."""
 
-    memory: int = 512
+    memory_size: int = 512
     """Sub-trajectories in the memory."""
     refresh: int = 8
     """Sub-trajectories of each batch that replace the oldest ones in the memory."""
@@ -63,13 +63,15 @@ class RADTSettings(DTSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("memory", "refresh", "candidates"):
+        for name in ("memory_size", "refresh", "candidates"):
             if getattr(self, name) < 1:
                 raise UserError("must be at least 1.", where=name)
-        if self.candidates > self.memory:
-            raise UserError(f"must not exceed memory ({self.memory}).", where="candidates")
-        if self.refresh > min(self.memory, self.batch_size):
-            raise UserError("must not exceed memory or batch_size.", where="refresh")
+        if self.candidates > self.memory_size:
+            raise UserError(
+                f"must not exceed memory_size ({self.memory_size}).", where="candidates"
+            )
+        if self.refresh > min(self.memory_size, self.batch_size):
+            raise UserError("must not exceed memory_size or batch_size.", where="refresh")
         if not 0 < self.pretrain <= 1:
             raise UserError("must be in (0, 1].", where="pretrain")
 
@@ -85,11 +87,11 @@ class Memory(eqx.Module):
     @classmethod
     def empty(cls, s: RADTSettings, spec: Spec) -> Memory:
         """A memory without sub-trajectories."""
-        history = History.empty(s.memory, s.length, spec.observation_dim, spec.action_dim)
+        history = History.empty(s.memory_size, s.length, spec.observation_dim, spec.action_dim)
         return cls(
             history.steps,
-            jnp.zeros((s.memory, s.width)),
-            jnp.full(s.memory, NO_EPISODE, jnp.int32),
+            jnp.zeros((s.memory_size, s.width)),
+            jnp.full(s.memory_size, NO_EPISODE, jnp.int32),
             jnp.zeros((), jnp.int32),
         )
 

@@ -17,24 +17,15 @@ the policy and of both targets.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.actor_critic import (
-    DelayedSettings,
-    at_least,
-    critic_optimiser,
-    needs_of,
-    q_by_layer,
-    q_critics,
-)
-from icql.algos.base import Batch, Metrics, Needs, Spec
-from icql.algos.optimise import Trained, adam, descend, follow, start
+from icql.algos.actor_critic import DelayedSettings, at_least, critic_optimiser
+from icql.algos.base import Batch, Metrics
+from icql.algos.optimise import Trained, descend, follow
+from icql.algos.td3 import TD3Based, TD3State, policy_optimiser, start_td3
 from icql.losses import (
     bellman_target,
     cloning_actor_loss,
@@ -73,40 +64,15 @@ class ReBRACSettings(DelayedSettings):
         at_least(self, "critic_bc", 0)
 
 
-class ReBRACState(eqx.Module):
-    """Everything that training changes."""
-
-    q: Trained[Critics]
-    q_target: Critics
-    pi: Trained[DeterministicPolicy]
-    pi_target: DeterministicPolicy
-
-
 @dataclass(frozen=True)
-class ReBRAC:
+class ReBRAC(TD3Based[ReBRACSettings]):
     """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
 
-    settings: ReBRACSettings
-    spec: Spec
-
-    @property
-    def needs(self) -> Needs:
-        """One batch per critic step; contexts for a local critic."""
-        return needs_of(self.settings, self.settings.policy_delay)
-
-    def init(self, key: PRNGKeyArray) -> ReBRACState:
+    def init(self, key: PRNGKeyArray) -> TD3State:
         """Fresh critics and policy, and their targets."""
-        s, spec = self.settings, self.spec
-        q_key, pi_key = jax.random.split(key)
-        q = q_critics(s, spec, q_key, layer_norm=s.layer_norm)
-        pi = DeterministicPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
-        return ReBRACState(
-            start(q, critic_optimiser(s)), q, start(pi, self._policy_optimiser()), pi
-        )
+        return start_td3(self.settings, self.spec, key, layer_norm=self.settings.layer_norm)
 
-    def update(
-        self, state: ReBRACState, batch: Batch, key: PRNGKeyArray
-    ) -> tuple[ReBRACState, Metrics]:
+    def update(self, state: TD3State, batch: Batch, key: PRNGKeyArray) -> tuple[TD3State, Metrics]:
         """`policy_delay` steps on Q, one on the policy, then both targets follow."""
         s = self.settings
 
@@ -120,12 +86,12 @@ class ReBRAC:
             a_next = smoothed_action(
                 state.pi_target(query.s_next), noise, s.policy_noise, s.noise_limit
             )
-            q_next = state.q_target.at(query.s_next, batch.context_next)(a_next).min(0)
+            q_next = state.q_target(query.s_next, a_next, batch.context_next).min(0)
             v_next = rebrac_value(q_next, a_next - query.a_next, s.critic_bc)
             y = bellman_target(query.r, query.mask, v_next, s.discount)
 
             def critic_loss(q: Critics) -> tuple[Array, Metrics]:
-                values = q.at(query.s, batch.context, key=q_key)(query.a, key=q_key)
+                values = q(query.s, query.a, batch.context, key=q_key)
                 extras = {"q": values.mean(), "td_error": jnp.abs(y - values).mean()}
                 return ((y - values) ** 2).mean(-1).sum(), extras
 
@@ -148,7 +114,7 @@ class ReBRAC:
             loss = cloning_actor_loss(q_pi, difference, s.actor_bc)
             return loss, (difference**2).mean()
 
-        pi, pi_loss, cloning_error = descend(state.pi, self._policy_optimiser(), policy_loss)
+        pi, pi_loss, cloning_error = descend(state.pi, policy_optimiser(s), policy_loss)
         metrics = {
             **jax.tree.map(jnp.mean, metrics),
             "policy_loss": pi_loss,
@@ -157,19 +123,4 @@ class ReBRAC:
         }
         q_target = follow(state.q_target, q.model, s.target_rate)
         pi_target = follow(state.pi_target, pi.model, s.target_rate)
-        return ReBRACState(q, q_target, pi, pi_target), metrics
-
-    def policy(self, state: ReBRACState) -> DeterministicPolicy:
-        """Return the policy as trained so far."""
-        return state.pi.model
-
-    def critic(self, state: ReBRACState) -> Critics:
-        """Return the Q critics as trained so far."""
-        return state.q.model
-
-    def diagnose(self, state: ReBRACState, batch: Batch) -> dict[str, Any]:
-        """Mean Q̂ after every layer of the first critic (local linear critics only)."""
-        return q_by_layer(self.settings, state.q.model, batch)
-
-    def _policy_optimiser(self) -> optax.GradientTransformation:
-        return adam(self.settings.policy_learning_rate)
+        return TD3State(q, q_target, pi, pi_target), metrics

@@ -142,10 +142,11 @@ def resolve_preset(algo: str, preset: PresetName, task: str | None) -> Preset:
             f"there is no preset {preset!r}.", where="--preset", fix=nearest(preset, list(PRESETS))
         )
     entry, table = get_algorithm(algo), _presets()
+    tasks = table[algo].get("tasks", [])
     layers = [table[algo].get("base", {})]
     layers += [
         layer
-        for layer in table[algo].get("tasks", [])
+        for layer in (table[tasks]["tasks"] if isinstance(tasks, str) else tasks)
         if task is not None and any(task.startswith(name) for name in layer["names"])
     ]
     if preset == "quick":

@@ -5,9 +5,9 @@ al. 2018). With `critic = local` every Q below is Q̂(s, a | Ω_s): ICQL-TD3+BC 
 appendix "ICQL Variants for TD3+BC").
 
     ã' = clip(π̄(s') + clip(ε, −c, c), −1, 1),  ε ~ N(0, σ²)              TD3, target smoothing
-    Q:  min E Σ_i (y − Q_i(s, a))²,  y = r + γ(1−done) min_i Q̄_i(s', ã')   TD3 alg. 1
+    Q:  min E Σ_i (y − Q_i(s, a))²,  y = r + γ(1−done) min_i Q̄_i(s', ã')   TD3, clipped double Q
     π:  one of three forms, by the setting `form`, with Q = Q_1 or min_i Q_i:
-        original   max E [α Q_1(s, π(s)) / E|Q_1| − mean_j (π_j(s) − a_j)²]   TD3+BC eq. 3 and 5
+        original   max E [α Q_1(s, π(s)) / E|Q_1| − mean_j (π_j(s) − a_j)²]   Fujimoto & Gu's
         retuned    max E [min_i Q_i(s, π(s)) / E|min_i Q_i| − β ‖π(s) − a‖²]  ReBRAC's TD3+BC
         paper      max E [Q_1(s, π(s)) − α ‖π(s) − a‖²]                       ICQL, appendix
 
@@ -18,24 +18,15 @@ delay without a conditional.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.actor_critic import (
-    DelayedSettings,
-    at_least,
-    critic_optimiser,
-    needs_of,
-    q_by_layer,
-    q_critics,
-)
-from icql.algos.base import Batch, Metrics, Needs, Spec
-from icql.algos.optimise import Trained, adam, descend, follow, start
+from icql.algos.actor_critic import DelayedSettings, at_least, critic_optimiser
+from icql.algos.base import Batch, Metrics
+from icql.algos.optimise import Trained, descend, follow
+from icql.algos.td3 import TD3Based, TD3State, policy_optimiser, start_td3
 from icql.losses import TD3BCForm, bellman_target, smoothed_action, td3bc_actor_loss
 from icql.nn.critics import Critics
 from icql.nn.policies import DeterministicPolicy
@@ -59,38 +50,15 @@ class TD3BCSettings(DelayedSettings):
         at_least(self, "bc_coef", 0)
 
 
-class TD3BCState(eqx.Module):
-    """Everything that training changes."""
-
-    q: Trained[Critics]
-    q_target: Critics
-    pi: Trained[DeterministicPolicy]
-    pi_target: DeterministicPolicy
-
-
 @dataclass(frozen=True)
-class TD3BC:
+class TD3BC(TD3Based[TD3BCSettings]):
     """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
 
-    settings: TD3BCSettings
-    spec: Spec
-
-    @property
-    def needs(self) -> Needs:
-        """One batch per critic step; contexts for a local critic."""
-        return needs_of(self.settings, self.settings.policy_delay)
-
-    def init(self, key: PRNGKeyArray) -> TD3BCState:
+    def init(self, key: PRNGKeyArray) -> TD3State:
         """Fresh critics and policy, and their targets."""
-        s, spec = self.settings, self.spec
-        q_key, pi_key = jax.random.split(key)
-        q = q_critics(s, spec, q_key)
-        pi = DeterministicPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
-        return TD3BCState(start(q, critic_optimiser(s)), q, start(pi, self._policy_optimiser()), pi)
+        return start_td3(self.settings, self.spec, key)
 
-    def update(
-        self, state: TD3BCState, batch: Batch, key: PRNGKeyArray
-    ) -> tuple[TD3BCState, Metrics]:
+    def update(self, state: TD3State, batch: Batch, key: PRNGKeyArray) -> tuple[TD3State, Metrics]:
         """`policy_delay` steps on Q, one on the policy, then both targets follow."""
         s = self.settings
 
@@ -104,11 +72,11 @@ class TD3BC:
             a_next = smoothed_action(
                 state.pi_target(query.s_next), noise, s.policy_noise, s.noise_limit
             )
-            q_next = state.q_target.at(query.s_next, batch.context_next)(a_next).min(0)
+            q_next = state.q_target(query.s_next, a_next, batch.context_next).min(0)
             y = bellman_target(query.r, query.mask, q_next, s.discount)
 
             def critic_loss(q: Critics) -> tuple[Array, Metrics]:
-                values = q.at(query.s, batch.context, key=q_key)(query.a, key=q_key)
+                values = q(query.s, query.a, batch.context, key=q_key)
                 extras = {"q": values.mean(), "td_error": jnp.abs(y - values).mean()}
                 return ((y - values) ** 2).mean(-1).sum(), extras
 
@@ -132,7 +100,7 @@ class TD3BC:
                 loss = td3bc_actor_loss(at_s(a)[0], difference, s.alpha, s.form)
             return loss, (difference**2).mean()
 
-        pi, pi_loss, cloning_error = descend(state.pi, self._policy_optimiser(), policy_loss)
+        pi, pi_loss, cloning_error = descend(state.pi, policy_optimiser(s), policy_loss)
         metrics = {
             **jax.tree.map(jnp.mean, metrics),
             "policy_loss": pi_loss,
@@ -141,19 +109,4 @@ class TD3BC:
         }
         q_target = follow(state.q_target, q.model, s.target_rate)
         pi_target = follow(state.pi_target, pi.model, s.target_rate)
-        return TD3BCState(q, q_target, pi, pi_target), metrics
-
-    def policy(self, state: TD3BCState) -> DeterministicPolicy:
-        """Return the policy as trained so far."""
-        return state.pi.model
-
-    def critic(self, state: TD3BCState) -> Critics:
-        """Return the Q critics as trained so far."""
-        return state.q.model
-
-    def diagnose(self, state: TD3BCState, batch: Batch) -> dict[str, Any]:
-        """Mean Q̂ after every layer of the first critic (local linear critics only)."""
-        return q_by_layer(self.settings, state.q.model, batch)
-
-    def _policy_optimiser(self) -> optax.GradientTransformation:
-        return adam(self.settings.policy_learning_rate)
+        return TD3State(q, q_target, pi, pi_target), metrics

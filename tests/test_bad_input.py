@@ -1,0 +1,119 @@
+"""Data and settings that an algorithm cannot use: one message, exit code 2, no run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from icql.cli import main
+
+ROWS, LENGTH = 200, 50
+
+
+def write(path: Path, *, order: np.ndarray | None = None, actions: np.ndarray | None = None) -> str:
+    """A log of four episodes with its next observations, its rows in any order."""
+    rng = np.random.default_rng(0)
+    observations = rng.normal(size=(ROWS, 3)).astype(np.float32)
+    arrays = {
+        "observations": observations,
+        "actions": rng.uniform(-0.9, 0.9, (ROWS, 2)) if actions is None else actions,
+        "rewards": rng.normal(size=ROWS).astype(np.float32),
+        "terminals": np.zeros(ROWS, bool),
+        "timeouts": np.arange(ROWS) % LENGTH == LENGTH - 1,
+        "next_observations": np.roll(observations, -1, axis=0),
+    }
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array if order is None else array[order]
+    return str(path)
+
+
+def refused(capsys: pytest.CaptureFixture[str], out: Path, *argv: str) -> str:
+    try:
+        code = main(["train", "--steps", "1", "--episodes", "0", "--out", str(out), *argv])
+    except SystemExit as exit_:  # an option that is no option
+        code = exit_.code
+    err = capsys.readouterr().err
+    assert code == 2, err
+    assert "Traceback" not in err
+    assert not out.exists()
+    return err
+
+
+@pytest.mark.parametrize(
+    ("actions", "words"),
+    [
+        (np.arange(ROWS) % 4, "shape (200,)"),
+        ((np.arange(ROWS) % 4)[:, None], "discrete action space"),
+        ((np.arange(ROWS) % 4)[:, None].astype(np.float32), "discrete action space"),
+        (np.eye(3)[np.arange(ROWS) % 3], "one-hot"),
+    ],
+    ids=["ids", "column of ids", "ids as floats", "one-hot"],
+)
+def test_discrete_actions(capsys, tmp_path, actions, words):
+    data = write(tmp_path / "log.hdf5", actions=actions)
+    err = refused(capsys, tmp_path / "run", "--algo", "bc", "--dataset", data)
+    assert words in err
+    assert "log.hdf5" in err
+
+
+def test_full_thrust_is_not_discrete(tmp_path):
+    """Whole numbers within ±1 are what a bang-bang controller does."""
+    actions = np.random.default_rng(0).integers(-1, 2, (ROWS, 2)).astype(np.float32)
+    data = write(tmp_path / "log.hdf5", actions=actions)
+    small = ["--hidden", "8", "--batch-size", "8", "--json"]
+    argv = ["train", "--algo", "bc", "--dataset", data, "--steps", "1", "--episodes", "0", *small]
+    assert main([*argv, "--out", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.parametrize("algo", ["dt", "radt", "qc"])
+def test_shuffled_transitions(capsys, tmp_path, algo):
+    order = np.random.default_rng(1).permutation(ROWS)
+    data = write(tmp_path / "log.hdf5", order=order)
+    err = refused(capsys, tmp_path / "run", "--algo", algo, "--dataset", data)
+    assert "not in time order" in err
+    assert "log.hdf5" in err
+
+
+@pytest.mark.parametrize(
+    ("algo", "option"), [("dt", "--length"), ("radt", "--length"), ("qc", "--chunk")]
+)
+def test_sequences_longer_than_any_episode(capsys, tmp_path, algo, option):
+    data = write(tmp_path / "log.hdf5")
+    err = refused(capsys, tmp_path / "run", "--algo", algo, "--dataset", data, option, "60")
+    assert "60 steps are more than its longest episode" in err
+
+
+def test_more_context_than_data(capsys, tmp_path):
+    data = write(tmp_path / "log.hdf5")
+    err = refused(capsys, tmp_path / "run", "--dataset", data, "--context.k", "999")
+    assert "context.k" in err
+    assert "999" in err
+
+
+@pytest.mark.parametrize(
+    ("algo", "option", "value", "words"),
+    [
+        ("icql", "--expectile", "1.0", "expectile"),
+        ("icql", "--local.layers", "0", "local.layers"),
+        ("iql", "--beta", "-1", "beta"),
+        ("bc", "--dropout", "1", "dropout"),
+        ("td3bc", "--alpha", "-2.5", "alpha"),
+        ("icql-td3bc", "--form", "none", "form"),
+        ("cql", "--samples", "0", "samples"),
+        ("rebrac", "--critic-bc", "-1", "critic_bc"),
+        ("dmg", "--mixture", "2", "mixture"),
+        ("dt", "--discount", "2", "discount"),
+        ("radt", "--candidates", "100000", "candidates"),
+        ("fql", "--flow-steps", "0", "flow_steps"),
+        ("qc", "--actor", "best", "actor"),
+        ("sac", "--discount", "0.9", "icql data collect"),
+    ],
+)
+def test_settings_out_of_range(capsys, tmp_path, algo, option, value, words):
+    data = write(tmp_path / "log.hdf5")
+    err = refused(capsys, tmp_path / "run", "--algo", algo, "--dataset", data, option, value)
+    assert words in err

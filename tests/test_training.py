@@ -207,3 +207,12 @@ def test_without_a_task_there_is_no_score(data, tmp_path):
         icql.load_policy(tmp_path / "run").evaluate()
     with pytest.raises(icql.UserError, match="no critic"):
         icql.load_critic(tmp_path / "run")
+
+
+def test_a_run_that_does_not_fit_is_refused(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("icql.training.memory.free_memory", lambda device: 1000)
+    with pytest.raises(icql.UserError, match=r"an update needs .* the device has 1,000 B free"):
+        icql.train(
+            "bc", dataset=str(data), out=tmp_path / "run", settings={"hidden": [8]}, quiet=True
+        )
+    assert not (tmp_path / "run").exists()

@@ -17,13 +17,19 @@ from icql.algos.registry import (
     resolve_preset,
 )
 from icql.data import Task, Transitions, get_task
+from icql.data.checks import memory_limit
+from icql.data.room import read_size
 from icql.data.sources import load_steps
+from icql.data.store import is_store, open_store, verify_store
 from icql.data.tasks import find_task
-from icql.data.validation import validate
+from icql.data.validation import inspect
 from icql.errors import UserError
 from icql.progress import Display
+from icql.training.grid import Grid, plain_grid
+from icql.training.group import is_first, join_group, stopping_together
+from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
-from icql.training.trainer import Plan, run_training
+from icql.training.trainer import run_training
 
 DEFAULT_DATASET = "hopper-mini"
 
@@ -39,6 +45,7 @@ class Request:
     run: RunSettings
     seeds: tuple[int, ...]
     sources: tuple[str, ...]
+    grid: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
 
 def make_request(
@@ -49,6 +56,7 @@ def make_request(
     preset: PresetName = "quick",
     seed: int = 0,
     seeds: int = 1,
+    grid: Grid | None = None,
 ) -> Request:
     """Resolve task, dataset and preset from what was given."""
     if seeds < 1:
@@ -65,6 +73,7 @@ def make_request(
         chosen.run,
         tuple(range(seed, seed + seeds)),
         chosen.sources,
+        plain_grid(grid or {}),
     )
 
 
@@ -79,6 +88,7 @@ def request_of(out: Path) -> Request:
         override(RunSettings(), manifest["run"]),
         tuple(manifest["seeds"]),
         tuple(manifest["sources"]),
+        plain_grid(manifest.get("grid", {})),
     )
 
 
@@ -90,29 +100,36 @@ def default_out(request: Request) -> Path:
 
 def load_valid(dataset: str, task: str | None, display: Display) -> Transitions:
     """Load a dataset that may be trained on: errors stop here, warnings are said."""
-    source = load_steps(dataset, task=task)
-    info = source.info
-    found = validate(source.steps, name=info.name, source=info.source, task=source.task)
-    if found.errors:
-        first, more = found.errors[0], len(found.errors) - 1
-        places = (first.file, first.row, first.column)
-        where = [f"{n}{p}" for n, p in zip(("", "row ", ""), places, strict=True) if p is not None]
-        others = f"{more} more finding(s): " if more else ""
-        raise UserError(
-            first.message,
-            where=", ".join(where),
-            fix=f"{others}'icql data validate {dataset}' tells more.",
-        )
-    for warning in found.warnings:
+    if is_store(dataset):  # its log was validated when it was made
+        data = open_store(dataset, task=task)
+        warnings = verify_store(data)
+    else:
+        source = load_steps(dataset, task=task)
+        found = inspect(source.steps, source=source.info.source, task=source.task)
+        found.stop(dataset)
+        data, warnings = source.transitions(), found.warnings
+    for warning in warnings:
         display.say(f"warning: {warning.message}")
-    return source.transitions()
+    return data
 
 
 def execute(
-    request: Request, *, out: Path | None = None, resume: bool = False, display: Display
+    request: Request,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    display: Display,
+    memory: int | None = None,
+    devices: int | None = None,
 ) -> dict[str, Any]:
-    """Load the data, validate it and train."""
-    data = load_valid(request.dataset, request.task, display)
+    """Join the group of processes, if there is one; load the data, validate it and train."""
+    join_group()
+    if not is_first():
+        display = Display(quiet=True)
+    with stopping_together():
+        data = load_valid(request.dataset, request.task, display)
+    if memory is None and is_store(request.dataset):
+        memory = memory_limit()
     name = request.task or data.info.task
     plan = Plan(
         request.algo,
@@ -122,8 +139,17 @@ def execute(
         request.run,
         request.seeds,
         request.sources,
+        request.grid,
     )
-    return run_training(plan, data, out or default_out(request), resume=resume, display=display)
+    return run_training(
+        plan,
+        data,
+        out or default_out(request),
+        resume=resume,
+        display=display,
+        memory=memory,
+        devices=devices,
+    )
 
 
 def train(
@@ -139,6 +165,9 @@ def train(
     resume: bool = False,
     settings: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
+    memory: str | int | None = None,
+    devices: int | None = None,
+    grid: Grid | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Train a policy from logged data and return what `result.json` says.
@@ -154,15 +183,25 @@ def train(
         resume: go on with the run in `out`.
         settings: changes to the algorithm's settings by dotted name, e.g. {"local.layers": 8}.
         run: changes to steps, evaluation, logging and checkpoints by name.
+        memory: what the data may take, in bytes or as "500MB"; by default half of the machine's
+            memory. A store (`.icql`) beyond it is read from disk as it is needed, with the same
+            result to the bit. Networks, compiled programs and environments come on top.
+        devices: how many train together, 0 for all; by default one, or all of a group of processes
+            (`icql.training.group`). The result is that of one, up to rounding.
+        grid: settings to vary, each by its dotted name with its values: {"beta": [1, 3, 10]}. Every
+            combination is trained with every seed, side by side in one program.
         quiet: show nothing on standard error.
     """
+    budget = None if memory is None else read_size(memory)
     if resume:
         if out is None:
             raise UserError("say which run to resume.", where="out")
         request = request_of(Path(out))
+        if grid is not None:
+            request = dataclasses.replace(request, grid=plain_grid(grid))
     else:
         request = make_request(
-            algo, task=task, dataset=dataset, preset=preset, seed=seed, seeds=seeds
+            algo, task=task, dataset=dataset, preset=preset, seed=seed, seeds=seeds, grid=grid
         )
     changes = {**(run or {}), **({} if steps is None else {"steps": steps})}
     request = dataclasses.replace(
@@ -175,4 +214,6 @@ def train(
         out=None if out is None else Path(out),
         resume=resume,
         display=Display(quiet=quiet),
+        memory=budget,
+        devices=devices,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,11 @@ from icql.files import load_weights
 from icql.nn.critics import Critics
 from icql.nn.policies import Standardised
 from icql.retrieval import ContextSettings, retrieve
-from icql.training.device import DeviceData, Normaliser, fit_normaliser, to_device
+from icql.training.device import Normaliser, fit_normaliser, pack, unpack
+from icql.training.grid import Member, members_of, say_settings
 from icql.training.run_folder import RunFolder
+
+Place = Mapping[str, float]  # in a grid of settings: values by dotted name
 
 
 def load_policy(run: str | Path) -> TrainedPolicy:
@@ -32,18 +36,18 @@ def load_policy(run: str | Path) -> TrainedPolicy:
     folder = RunFolder.open(run)
     manifest, algorithm = folder.manifest, algorithm_of(folder)
     _require_finished(folder, folder.policy_path)
-    seeds = tuple(manifest["seeds"])
-    width = (len(seeds), manifest["observation_dim"])
+    members = _members(manifest)
+    width = (len(members), manifest["observation_dim"])
     like = eqx.filter_eval_shape(
         lambda keys: Standardised(
             eqx.filter_vmap(lambda k: algorithm.policy(algorithm.init(k)))(keys),
             jnp.zeros(width),
             jnp.ones(width),
         ),
-        _keys(seeds),
+        _keys(members),
     )
     task = None if manifest["task"] is None else get_task(manifest["task"])
-    return TrainedPolicy(load_weights(folder.policy_path, like), seeds, task)
+    return TrainedPolicy(load_weights(folder.policy_path, like), members, task)
 
 
 def load_critic(run: str | Path, *, dataset: str | Path | None = None) -> TrainedCritic:
@@ -64,18 +68,17 @@ def load_critic(run: str | Path, *, dataset: str | Path | None = None) -> Traine
             where=data.info.source or data.info.name,
             fix="Name the right file with dataset=….",
         )
-    seeds = tuple(manifest["seeds"])
+    members = _members(manifest)
     like = eqx.filter_eval_shape(
         lambda keys: eqx.filter_vmap(lambda k: algorithm.critic(algorithm.init(k)))(keys),
-        _keys(seeds),
+        _keys(members),
     )
     normaliser = fit_normaliser(data, algorithm.settings.data)
     return TrainedCritic(
         load_weights(folder.critic_path, like),
-        seeds,
+        members,
         data,
         normaliser,
-        to_device(data, normaliser, None),
         algorithm.needs.context,
     )
 
@@ -84,16 +87,28 @@ def load_critic(run: str | Path, *, dataset: str | Path | None = None) -> Traine
 class TrainedPolicy:
     """Final policies of every training seed, normaliser included."""
 
-    policies: Any  # stacked along a leading axis of seeds
-    seeds: tuple[int, ...]
+    policies: Any  # stacked along a leading axis of members
+    members: tuple[Member, ...]  # training seeds and, of a grid, the settings
     task: Task | None
 
-    def act(self, observations: ArrayLike, *, seed: int | None = None) -> NDArray[np.float32]:
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The training seed of every member."""
+        return tuple(member.seed for member in self.members)
+
+    def act(
+        self,
+        observations: ArrayLike,
+        *,
+        seed: int | None = None,
+        settings: Place | None = None,
+    ) -> NDArray[np.float32]:
         """Actions for one observation (obs,) or a batch (B, obs), by one training seed's policy.
 
         A policy that remembers its episode (DT, RA-DT, QC) takes each observation as the first of
         an episode; to let it play on, use `evaluate`, or step `policies` (see `MemoryPolicy`).
-        `seed` is a training seed of the run; the first one where not given.
+        `seed` is a training seed of the run and `settings` a place in its grid, if it has one; the
+        first that fits, where not given.
         """
         batch = np.asarray(observations, np.float32)
         expected = self.policies.mean.shape[1]
@@ -102,7 +117,7 @@ class TrainedPolicy:
                 f"must have shape ({expected},) or (B, {expected}), not {batch.shape}.",
                 where="observations",
             )
-        one = _of_seed(self.policies, self.seeds, seed)
+        one = _member(self.policies, self.members, seed, settings)
         return np.asarray(act(one, jnp.asarray(np.atleast_2d(batch))[None])[0]).reshape(
             *batch.shape[:-1], -1
         )
@@ -121,7 +136,7 @@ class TrainedPolicy:
                 self.policies,
                 environments,
                 episodes=episodes,
-                seeds=[seed] * len(self.seeds),
+                seeds=[seed] * len(self.members),
                 progress=progress,
             )
 
@@ -130,29 +145,40 @@ class TrainedPolicy:
 class TrainedCritic:
     """Final critics of every training seed, and the data their contexts come from."""
 
-    critics: Critics  # stacked along a leading axis of seeds
-    seeds: tuple[int, ...]
+    critics: Critics  # stacked along a leading axis of members
+    members: tuple[Member, ...]  # training seeds and, of a grid, the settings
     data: Transitions
     normaliser: Normaliser
-    device_data: DeviceData
     context: ContextSettings | None
 
     def q(
-        self, states: ArrayLike, actions: ArrayLike, *, seed: int | None = None
+        self,
+        states: ArrayLike,
+        actions: ArrayLike,
+        *,
+        seed: int | None = None,
+        settings: Place | None = None,
     ) -> NDArray[np.float32]:
         """Q̂(s, a | Ω_s) of each pair, the least of the critics, on the scaled rewards: (B,)."""
         s, a = self._batch(states), jnp.asarray(np.asarray(actions, np.float32))
-        critics = self._critics(seed)
+        critics = self._critics(seed, settings)
         return np.asarray(critics.at(self._normalised(s), self._contexts(s))(a).min(0))
 
     def trace(
-        self, states: ArrayLike, actions: ArrayLike, *, seed: int | None = None
+        self,
+        states: ArrayLike,
+        actions: ArrayLike,
+        *,
+        seed: int | None = None,
+        settings: Place | None = None,
     ) -> NDArray[np.float32]:
         """Q̂_ℓ(s, a | Ω_s) of the first critic after every layer: (L, B)."""
         s, a = self._batch(states), jnp.asarray(np.asarray(actions, np.float32))
         if self.context is None:
             raise UserError("a global critic has no layers of TD.", where="trace")
-        member = jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, self._critics(seed).members)
+        member = jax.tree.map(
+            lambda x: x[0] if eqx.is_array(x) else x, self._critics(seed, settings).members
+        )
         return np.asarray(member.trace(self._contexts(s), self._normalised(s), a))
 
     def neighbours(self, states: ArrayLike) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
@@ -180,8 +206,8 @@ class TrainedCritic:
             )
         return batch
 
-    def _critics(self, seed: int | None) -> Critics:
-        one = _of_seed(self.critics, self.seeds, seed)
+    def _critics(self, seed: int | None, settings: Place | None) -> Critics:
+        one = _member(self.critics, self.members, seed, settings)
         return jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, one)
 
     def _normalised(self, states: NDArray[np.float32]) -> Any:
@@ -191,7 +217,9 @@ class TrainedCritic:
         if self.context is None:
             return None
         rows, _ = self.neighbours(states)
-        return self.device_data.take(jnp.asarray(rows, jnp.int32))
+        packed = jnp.asarray(pack(self.data, self.normaliser, rows.ravel()))
+        width = self.data.observation_dim, self.data.action_dim
+        return unpack(packed.reshape(*rows.shape, -1), *width)
 
 
 def algorithm_of(folder: RunFolder) -> Algorithm[Any]:
@@ -206,16 +234,32 @@ def algorithm_of(folder: RunFolder) -> Algorithm[Any]:
     return make_algorithm(manifest["algo"], settings, spec)
 
 
-def _keys(seeds: tuple[int, ...]) -> Any:
-    return jax.eval_shape(lambda: jnp.stack([jax.random.key(s) for s in seeds]))
+def _members(manifest: dict[str, Any]) -> tuple[Member, ...]:
+    return members_of(manifest["seeds"], manifest.get("grid", {}))
 
 
-def _of_seed(stacked: Any, seeds: tuple[int, ...], seed: int | None) -> Any:
-    """The slice of one training seed, still with its leading axis."""
-    if seed is not None and seed not in seeds:
-        raise UserError(f"the run has no seed {seed}; it has {list(seeds)}.", where="seed")
-    i = 0 if seed is None else seeds.index(seed)
-    return jax.tree.map(lambda x: x[i : i + 1] if eqx.is_array(x) else x, stacked)
+def _keys(members: tuple[Member, ...]) -> Any:
+    return jax.eval_shape(lambda: jnp.stack([jax.random.key(m.seed) for m in members]))
+
+
+def _member(
+    stacked: Any, members: tuple[Member, ...], seed: int | None, settings: Place | None
+) -> Any:
+    """The slice of the first member that fits, still with its leading axis."""
+    asked = settings or {}
+    fitting = (
+        i
+        for i, member in enumerate(members)
+        if seed in (None, member.seed) and asked.items() <= member.settings.items()
+    )
+    first = next(fitting, None)
+    if first is None:
+        wanted = say_settings(asked) if seed is None else Member(seed, asked).label
+        raise UserError(
+            f"the run has no {wanted}; it has {'; '.join(m.label for m in members)}.",
+            where="settings" if asked else "seed",
+        )
+    return jax.tree.map(lambda x: x[first : first + 1] if eqx.is_array(x) else x, stacked)
 
 
 def _require_finished(folder: RunFolder, path: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tyro
 
-from icql.evaluation import summary
+from icql.data import Task
+from icql.evaluation import Rollouts, summary
 from icql.loading import load_policy
 from icql.progress import Display
+from icql.training.grid import say_settings
 from icql.training.run_folder import RunFolder
 from icql.training.versions import versions
 
@@ -39,7 +42,7 @@ def run(argv: list[str]) -> dict[str, Any] | None:
     """Parse, play, print."""
     options = tyro.cli(Evaluate, prog="icql evaluate", description=DESCRIPTION, args=argv)
     policy = load_policy(options.run)
-    total = options.episodes * len(policy.seeds)
+    total = options.episodes * len(policy.members)
     with Display().work("episodes", total) as work:
         rollouts = policy.evaluate(
             episodes=options.episodes,
@@ -47,26 +50,44 @@ def run(argv: list[str]) -> dict[str, Any] | None:
             progress=lambda steps, finished: work.update(finished, f"step {steps}"),
         )
     assert policy.task is not None
-    per_seed = [float(r.normalized(policy.task).mean()) for r in rollouts]
-    statistics = summary(per_seed)
+    members = zip(policy.members, rollouts, strict=True)
+    found = [  # a single combination where no settings were varied
+        (dict(settings), _scores([r for _, r in group], policy.task))
+        for settings, group in groupby(members, key=lambda pair: pair[0].settings)
+    ]
     if options.json:
+        several = {"combinations": [{"settings": settings, **scores} for settings, scores in found]}
         return {
             "run": str(options.run),
             "algo": RunFolder.open(options.run).manifest["algo"],
             "task": policy.task.name,
             "episodes": options.episodes,
             "seed": options.seed,
-            "normalized_score": statistics["mean"],
-            "ci95": statistics["ci95"],
-            "per_seed": per_seed,
-            "returns": [r.returns.tolist() for r in rollouts],
-            "lengths": [r.lengths.tolist() for r in rollouts],
+            **(several if found[0][0] else found[0][1]),
             "versions": versions(),
         }
-    for seed, score, r in zip(policy.seeds, per_seed, rollouts, strict=True):
+    for member, r in zip(policy.members, rollouts, strict=True):
+        score = r.normalized(policy.task).mean()
         spread = f"{np.mean(r.returns):.1f} ± {np.std(r.returns):.1f}"
-        print(f"seed {seed}: score {score:.1f}, return {spread} over {options.episodes} episodes")
-    if statistics["ci95"] is not None:
-        low, high = statistics["ci95"]
-        print(f"mean   score {statistics['mean']:.1f}, 95 % interval {low:.1f} to {high:.1f}")
+        print(
+            f"{member.label}: score {score:.1f}, return {spread} over {options.episodes} episodes"
+        )
+    for settings, scores in found:
+        if scores["ci95"] is not None:
+            low, high = scores["ci95"]
+            mean = f"{scores['normalized_score']:.1f}, 95 % interval {low:.1f} to {high:.1f}"
+            print(f"mean   score {mean}  {say_settings(settings)}".rstrip())
     return None
+
+
+def _scores(rollouts: list[Rollouts], task: Task) -> dict[str, Any]:
+    """Scores, returns and lengths of every seed, and what they say together."""
+    per_seed = [float(r.normalized(task).mean()) for r in rollouts]
+    statistics = summary(per_seed)
+    return {
+        "normalized_score": statistics["mean"],
+        "ci95": statistics["ci95"],
+        "per_seed": per_seed,
+        "returns": [r.returns.tolist() for r in rollouts],
+        "lengths": [r.lengths.tolist() for r in rollouts],
+    }

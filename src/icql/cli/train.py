@@ -12,8 +12,10 @@ import tyro
 
 from icql.algos.registry import PresetName, RunSettings
 from icql.api import Request, default_out, execute, make_request, request_of
+from icql.data.room import read_size
 from icql.errors import UserError
 from icql.progress import Display
+from icql.training.grid import plain_grid, read_grid, say_settings
 
 S = TypeVar("S")
 
@@ -45,6 +47,17 @@ class Train(Generic[S]):
     """The first seed."""
     out: Path | None = None
     """Run folder to make; by default a new one under runs/."""
+    memory: str | None = None
+    """What the data may take, e.g. 500MB or 2GiB; by default half of the machine's memory. A store
+    (.icql) beyond it is read from disk as needed, to the same bits. Pages of mapped files are the
+    system's cache and do not count; networks, compiled programs and environments come on top."""
+    devices: int | None = None
+    """How many devices train together, 0 for all; by default one, or all of a group of processes.
+    They share seeds and, beyond that, the rows of every batch; the result is that of one, up to
+    rounding."""
+    grid: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A setting to vary, e.g. --grid beta=1,3,10; may be given again for another. Every combination
+    is trained with every seed, side by side in one program."""
     resume: tyro.conf.FlagCreatePairsOff[bool] = False
     """Go on with the run in --out."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -75,11 +88,22 @@ def run(argv: list[str]) -> dict[str, Any] | None:
     if not options.resume:
         seeds = tuple(range(options.seed, options.seed + options.seeds))
         request = dataclasses.replace(request, seeds=seeds)
+    if options.grid:
+        request = dataclasses.replace(request, grid=plain_grid(read_grid(options.grid)))
     out = options.out or default_out(request)
-    result = execute(request, out=out, resume=options.resume, display=Display())
+    memory = None if options.memory is None else read_size(options.memory, where="--memory")
+    result = execute(
+        request,
+        out=out,
+        resume=options.resume,
+        display=Display(),
+        memory=memory,
+        devices=options.devices,
+    )
     if options.json:
         return result
-    _print(result)
+    if "run" in result:  # the first process of a group speaks for all
+        _print(result)
     return None
 
 
@@ -121,8 +145,10 @@ def _print(result: dict[str, Any]) -> None:
     if score is None:
         print("score       none: no episodes were played")
     else:
-        seeds = ", ".join(f"{x:.1f}" for x in score["per_seed"])
-        print(f"score       {score['mean']:.1f} (final, mean over seeds: {seeds})")
+        for one in score.get("combinations", [score]):
+            seeds = ", ".join(f"{x:.1f}" for x in one["per_seed"])
+            line = f"score       {one['mean']:.1f} (final, mean over seeds: {seeds})"
+            print(f"{line}  {say_settings(one.get('settings', {}))}".rstrip())
         if result["behaviour_score"] is not None:
             print(
                 f"data        {result['behaviour_score']:.1f} (mean score of the logged episodes)"

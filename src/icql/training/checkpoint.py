@@ -19,9 +19,14 @@ class Checkpoints:
     def __init__(self, path: Path) -> None:
         logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every save there
         self.path = path
-        self._manager = ocp.CheckpointManager(
-            path.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=2)
+        # in a group of processes only this one saves, and waits for no other
+        own = {jax.process_index()} if jax.process_count() > 1 else None
+        alone = ocp.options.MultiprocessingOptions(active_processes=own)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=2, create=False, multiprocessing_options=alone
         )
+        path.mkdir(parents=True, exist_ok=True)
+        self._manager = ocp.CheckpointManager(path.absolute(), options=options)
 
     @property
     def latest(self) -> int | None:
@@ -32,7 +37,10 @@ class Checkpoints:
     def save(self, step: int, states: Any) -> None:
         """Write in the background; a kill before it is complete leaves the previous one."""
         if step not in self._manager.all_steps():
-            self._manager.save(step, args=ocp.args.StandardSave(_leaves(states)))
+            leaves = _leaves(states)
+            if jax.process_count() > 1:  # of a group Orbax takes arrays of all, or none of JAX's
+                leaves = jax.device_get(leaves)
+            self._manager.save(step, args=ocp.args.StandardSave(leaves))
 
     def restore(self, step: int, like: Any) -> Any:
         """Read the states saved at `step` into the shape of `like`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +15,13 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpy.typing import NDArray
 
 from icql.algos.base import Batch, DataSettings, Transition, Window
+from icql.data.blocks import blocks, moments
+from icql.data.room import IN_MEMORY, Room
 from icql.data.transitions import Floats, Transitions
 from icql.errors import UserError
 from icql.retrieval import Neighbours
+
+Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -47,26 +53,38 @@ class Episodes(eqx.Module):
 
 
 class DeviceData(eqx.Module):
-    """All transitions, one packed row each, and the neighbour tables, resident on the device."""
+    """Transitions on the device, one packed row each, and their neighbour tables.
+
+    All of the data, or the part that some updates need (`icql.training.stream`): then `ids` says
+    which of its rows are here, in ascending order, and can be asked for; rows behind them are
+    reached through the tables only, and tables, like `episodes`, count rows as they stand here.
+    """
 
     rows: Float[Array, "n width"]  # s, a, r, s', a', mask side by side: one gather per batch
     neighbours: Int[Array, "n k"] | None
     neighbours_next: Int[Array, "n k"] | None
     observation_dim: int = eqx.field(static=True)
     action_dim: int = eqx.field(static=True)
+    total: int = eqx.field(static=True)  # rows of the whole data
     episodes: Episodes | None = None
+    ids: Int[Array, " m"] | None = None
+
+    def at(self, streams: PRNGKeyArray, step: int, size: int) -> tuple[DeviceData, float]:
+        """Return the data that update `step` needs, and the update up to which it serves."""
+        return self, math.inf
+
+    def probe(self, size: int) -> Batch:
+        """Return the first `size` transitions, or all, as a batch."""
+        return self.batch(jnp.arange(min(size, self.total)))
 
     def take(self, index: Int[Array, "..."]) -> Transition:
-        """Return the transitions at `index`, with its shape as leading axes."""
-        o, a = self.observation_dim, self.action_dim
-        rows = self.rows[index]
-        s, action, r, s_next, a_next, mask = jnp.split(
-            rows, np.cumsum([o, a, 1, o, a]).tolist(), axis=-1
-        )
-        return Transition(s, action, r[..., 0], s_next, a_next, mask[..., 0])
+        """Return the rows that stand at `index`, with its shape as leading axes."""
+        return unpack(self.rows[index], self.observation_dim, self.action_dim)
 
     def batch(self, index: Int[Array, " batch"]) -> Batch:
-        """Return the transitions at `index` with their contexts or windows, where loaded."""
+        """Return the data's rows at `index` with their contexts or windows, where loaded."""
+        if self.ids is not None:
+            index = jnp.searchsorted(self.ids, index)
         if self.episodes is not None:
             return Batch(self.take(index), window=self.window(index))
         if self.neighbours is None or self.neighbours_next is None:
@@ -78,7 +96,7 @@ class DeviceData(eqx.Module):
         )
 
     def window(self, index: Int[Array, " batch"]) -> Window:
-        """Return the steps of the episode that begin at each index."""
+        """Return the steps of the episode that begin at the row which stands at each index."""
         assert self.episodes is not None
         e = self.episodes
         rows, valid = e.rows(index)
@@ -86,12 +104,17 @@ class DeviceData(eqx.Module):
 
     def sample(self, key: PRNGKeyArray, size: int) -> Batch:
         """Draw `size` transitions uniformly with replacement."""
-        return self.batch(jax.random.randint(key, (size,), 0, self.rows.shape[0]))
+        return self.batch(draw(key, size, self.total))
+
+
+def draw(key: PRNGKeyArray, size: int, total: int) -> Int[Array, " size"]:
+    """Draw `size` of `total` rows uniformly with replacement."""
+    return jax.random.randint(key, (size,), 0, total)
 
 
 def fit_normaliser(data: Transitions, settings: DataSettings) -> Normaliser:
     """Measure the data: state mean and spread, reward scale."""
-    std = data.states.std(0, dtype=np.float64)
+    mean, std = moments(data.states)
     scale = settings.reward_scale
     if settings.normalise_returns:
         returns = data.info.episode_returns
@@ -103,7 +126,6 @@ def fit_normaliser(data: Transitions, settings: DataSettings) -> Normaliser:
             )
         scale *= 1000.0 / max(max(returns) - min(returns), 1e-6)
     if settings.normalise_states:
-        mean = data.states.mean(0, dtype=np.float64)
         # a constant dimension has no scale of its own, and dividing a simulator's offset by a tiny
         # number would blow it up: constant ones are only centred, nearly constant ones floored
         moving = std[std >= 1e-6]
@@ -125,70 +147,117 @@ def to_device(
 
     `length` asks for windows of that many steps (see :class:`Episodes`).
     """
-    rows = np.concatenate(
-        [
-            (data.states - normaliser.mean) / normaliser.std,
-            data.actions,
-            (data.rewards * np.float32(normaliser.reward_scale))[:, None],
-            (data.next_states - normaliser.mean) / normaliser.std,
-            data.next_actions,
-            data.mask[:, None],
-        ],
-        axis=1,
-        dtype=np.float32,
-    )
+    episodes = None if length is None else find_episodes(data, normaliser.reward_scale, length)
     return DeviceData(
-        jnp.asarray(rows),
+        jnp.asarray(pack(data, normaliser)),
         None if neighbours is None else jnp.asarray(neighbours.state, jnp.int32),
         None if neighbours is None else jnp.asarray(neighbours.next_state, jnp.int32),
         data.observation_dim,
         data.action_dim,
-        None if length is None else find_episodes(data, normaliser.reward_scale, length),
+        len(data),
+        jax.tree.map(jnp.asarray, episodes),
     )
 
 
-def find_episodes(data: Transitions, reward_scale: float, length: int) -> Episodes:
+def unpack(rows: Float[Array, "... width"], o: int, a: int) -> Transition:
+    """Return packed rows as transitions with states of `o` and actions of `a` numbers."""
+    s, action, r, s_next, a_next, mask = jnp.split(
+        rows, np.cumsum([o, a, 1, o, a]).tolist(), axis=-1
+    )
+    return Transition(s, action, r[..., 0], s_next, a_next, mask[..., 0])
+
+
+def row_width(data: Transitions) -> int:
+    """Numbers of a packed row."""
+    return 2 * (data.observation_dim + data.action_dim + 1)
+
+
+def pack(
+    data: Transitions,
+    normaliser: Normaliser,
+    rows: NDArray[np.integer] | None = None,
+    out: Floats | None = None,
+) -> Floats:
+    """Normalised s, a, r, s', a', mask side by side, of these rows or of all: (n, width).
+
+    They are written to `out`, where it is given.
+    """
+    count, width = len(data) if rows is None else len(rows), row_width(data)
+    packed = np.empty((count, width), np.float32) if out is None else out
+    for block in blocks(count, width):
+        at = block if rows is None else rows[block]
+        packed[block] = np.concatenate(
+            [
+                (data.states[at] - normaliser.mean) / normaliser.std,
+                data.actions[at],
+                (data.rewards[at] * np.float32(normaliser.reward_scale))[:, None],
+                (data.next_states[at] - normaliser.mean) / normaliser.std,
+                data.next_actions[at],
+                data.mask[at][:, None],
+            ],
+            axis=1,
+            dtype=np.float32,
+        )
+    return packed
+
+
+def find_episodes(
+    data: Transitions, reward_scale: float, length: int, room: Room = IN_MEMORY
+) -> Episodes:
     """Find the unbroken runs of steps in the data, and the return to go from each step.
 
     Rows of an episode must lie together and in order. A row that was left out (marked invalid)
     breaks a run. The last step of a truncated episode is no transition, so its reward is in no
-    return to go.
+    return to go. The arrays are NumPy's, in `room`.
 
     Raises:
         UserError: the rows are shuffled, or no run has `length` steps.
     """
     source = data.info.source or data.info.name
-    begins = np.append(True, np.diff(data.episode) != 0)  # of episodes
-    later = np.diff(data.step) > 0
-    if len(np.unique(data.episode)) != begins.sum() or not (later | begins[1:]).all():
+    begins, breaks = (np.ones(len(data), np.bool_) for _ in range(2))  # of episodes, of runs
+    ordered = True
+    for block in blocks(len(data) - 1):
+        here, after = block, slice(block.start + 1, block.stop + 1)
+        begins[after] = data.episode[after] != data.episode[here]
+        steps = data.step[after].astype(np.int64) - data.step[here]
+        breaks[after] = begins[after] | (steps != 1)
+        ordered = ordered and bool((begins[after] | (steps > 0)).all())
+    if not ordered or data.episodes() != begins.sum():
         raise UserError(
             "its transitions are shuffled; sequences need the steps of an episode in order.",
             where=source,
             fix="Give the log as it was recorded, or take an algorithm without sequences.",
         )
-    breaks = begins | np.append(True, np.diff(data.step) != 1)
-    last = _per_group(np.append(np.flatnonzero(breaks)[1:], len(data)) - 1, breaks)
-    longest = int(np.diff(np.append(np.flatnonzero(breaks), len(data))).max())
+    edges = np.append(np.flatnonzero(breaks), len(data))
+    longest = int(np.diff(edges).max())
     if longest < length:
         raise UserError(
             f"{length} steps are more than its longest episode has ({longest} transitions).",
             where=f"sequence length, {source}",
             fix="Take shorter sequences.",
         )
-    rewards = data.rewards.astype(np.float64) * reward_scale
-    before = np.cumsum(rewards) - rewards  # of all rows before this one
+    last = room.empty("last", (len(data),), np.int32)
+    to_go = room.empty("to_go", (len(data),), np.float32)
     ends = np.append(np.flatnonzero(begins)[1:], len(data)) - 1
-    to_go = _per_group((before + rewards)[ends], begins) - before
-    return Episodes(
-        jnp.asarray(last, jnp.int32),
-        jnp.asarray(data.step, jnp.int32),
-        jnp.asarray(to_go, jnp.float32),
-        jnp.asarray(data.episode, jnp.int32),
-        length,
-    )
+    total = np.empty(len(ends))  # of all rewards up to each episode's end
+    for block, rewards, before in _sums(data, reward_scale):
+        inside = slice(*np.searchsorted(ends, (block.start, block.stop)))
+        total[inside] = (before + rewards)[ends[inside] - block.start]
+    run, number = -1, -1
+    for block, _, before in _sums(data, reward_scale):
+        runs, numbers = run + np.cumsum(breaks[block]), number + np.cumsum(begins[block])
+        last[block] = edges[runs + 1] - 1
+        to_go[block] = total[numbers] - before
+        run, number = int(runs[-1]), int(numbers[-1])
+    arrays: Any = {"last": last, "step": data.step, "to_go": to_go, "episode": data.episode}
+    return Episodes(**arrays, length=length)
 
 
-def _per_group(values: NDArray[Any], begins: NDArray[np.bool_]) -> NDArray[Any]:
-    """One value per group, given to each of its rows."""
-    spread: NDArray[Any] = values[np.cumsum(begins) - 1]
-    return spread
+def _sums(data: Transitions, scale: float) -> Iterator[tuple[slice, Doubles, Doubles]]:
+    """Blocks of rows, their scaled rewards, and the sum of all rewards before each row."""
+    carried = 0.0
+    for block in blocks(len(data)):
+        rewards = data.rewards[block].astype(np.float64) * scale
+        sums = np.cumsum(np.append(carried, rewards))[1:]
+        carried = float(sums[-1])
+        yield block, rewards, sums - rewards

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from tensorboardX import SummaryWriter
 
+from icql.training.grid import Member
 from icql.training.run_folder import RunFolder
 
 
 class MetricLog:
-    """Writes each row to `metrics.jsonl` and to TensorBoard, seed by seed."""
+    """Writes each row to `metrics.jsonl` and to TensorBoard, member by member."""
 
-    def __init__(self, folder: RunFolder, *, seeds: tuple[int, ...], purge_step: int) -> None:
-        self._folder, self._seeds = folder, seeds
+    def __init__(self, folder: RunFolder, *, members: Sequence[Member], purge_step: int) -> None:
+        self._folder = folder
+        self._tags = [member.label.replace(", ", "/").replace(" ", "") for member in members]
         self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge_step)
 
     def training(self, step: int, metrics: dict[str, np.ndarray], seconds: float) -> None:
@@ -26,7 +29,7 @@ class MetricLog:
         )
 
     def evaluation(self, step: int, looks: dict[str, Any]) -> None:
-        """One row of an evaluation: scores, returns and the algorithm's looks, seed by seed."""
+        """One row of an evaluation: scores, returns and the algorithm's looks, member by member."""
         self._write(step, "evaluation", {k: v for k, v in looks.items() if np.ndim(v) == 1})
         row = {name: _plain(value) for name, value in looks.items()}
         self._folder.append_metrics({"step": step, "kind": "evaluation", **row})
@@ -37,8 +40,8 @@ class MetricLog:
 
     def _write(self, step: int, group: str, metrics: dict[str, np.ndarray]) -> None:
         for name, values in metrics.items():
-            for seed, value in zip(self._seeds, values, strict=True):
-                self._board.add_scalar(f"{group}/{name}/seed{seed}", float(value), step)
+            for tag, value in zip(self._tags, values, strict=True):
+                self._board.add_scalar(f"{group}/{name}/{tag}", float(value), step)
 
 
 def _plain(value: Any) -> Any:

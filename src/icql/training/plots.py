@@ -10,9 +10,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from icql.data import Transitions
-from icql.data.pictures import BLUE, GREY, return_to_go, state_map
+from icql.data.pictures import BLUE, GREY, sampled_map
 from icql.files import atomic, read_json
 from icql.retrieval import Neighbours
+from icql.training.grid import combinations, say_settings
 from icql.training.run_folder import RunFolder
 
 Panel = Callable[[Any], None]  # draws on the axes it is given
@@ -55,15 +56,19 @@ def _draw(folder: RunFolder, name: str, panels: list[Panel]) -> Path:
 def _score(ax: Any, looks: list[dict[str, Any]], result: dict[str, Any]) -> None:
     steps = [row["step"] for row in looks]
     scores = np.array([row["score"] for row in looks])
-    if scores.shape[1] > 1:
-        ax.plot(steps, scores, color=BLUE, alpha=0.35, lw=1)
-    ax.plot(steps, scores.mean(1), color=BLUE, lw=2, marker="o", ms=3.5, label=result["algo"])
+    seeds = len(result["seeds"])
+    for i, settings in enumerate(combinations(result["grid"])):  # one, where nothing is varied
+        own, color = scores[:, i * seeds :][:, :seeds], BLUE if not settings else f"C{i}"
+        if seeds > 1:
+            ax.plot(steps, own, color=color, alpha=0.35, lw=1)
+        label = say_settings(settings) or result["algo"]
+        ax.plot(steps, own.mean(1), color=color, lw=2, marker="o", ms=3.5, label=label)
     if result["behaviour_score"] is not None:
         ax.axhline(result["behaviour_score"], color=GREY, ls="--", label="mean of the data")
     ax.set(xlabel="updates", ylabel="normalised score")
     ax.set_ylim(bottom=min(0.0, float(scores.min())))
     name = Path(result["dataset"]).stem
-    ax.set_title(f"{result['algo']} on {name}, {scores.shape[1]} seed(s)", loc="left")
+    ax.set_title(f"{result['algo']} on {name}, {seeds} seed(s)", loc="left")
     ax.legend(frameon=False)
 
 
@@ -89,11 +94,9 @@ def _layers(ax: Any, look: dict[str, Any]) -> None:
     ax.set_title("Q̂ after every in-context TD step", loc="left")
 
 
-def _state_map(ax: Any, data: Transitions, most: int = 20_000) -> None:
+def _state_map(ax: Any, data: Transitions) -> None:
     """States on their two principal directions, coloured by the return that followed."""
-    rows = np.linspace(0, len(data) - 1, min(len(data), most)).astype(int)
-    plane = state_map(data.states[rows])
-    colour = return_to_go(data.rewards, data.episode)[rows]
+    plane, colour = sampled_map(data)
     low, high = np.percentile(colour, [2, 98])
     dots = ax.scatter(*plane.T, c=colour, s=2, lw=0, cmap="viridis", vmin=low, vmax=high)
     ax.figure.colorbar(dots, ax=ax, label="discounted return that followed")

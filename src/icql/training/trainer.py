@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from icql.algos.base import Algorithm, Spec
-from icql.algos.registry import RunSettings, make_algorithm
-from icql.data import Task, Transitions
+from icql.algos.base import Algorithm, Batch, Spec
+from icql.algos.registry import make_algorithm
+from icql.data import Transitions
 from icql.errors import UserError
 from icql.evaluation import EnvPool
 from icql.evaluation.policies import evaluate_policies
@@ -26,98 +23,109 @@ from icql.nn.policies import Standardised
 from icql.progress import Display, Work
 from icql.retrieval import Neighbours, build_neighbours, default_cache_dir
 from icql.training.checkpoint import Checkpoints
-from icql.training.device import DeviceData, Normaliser, fit_normaliser, to_device
+from icql.training.device import DeviceData, Normaliser, fit_normaliser
+from icql.training.grid import Member, check_grid, columns
+from icql.training.group import agree, is_first, share, stopping_together
 from icql.training.loop import Loop
+from icql.training.memory import check_memory
+from icql.training.mesh import make_mesh
 from icql.training.metrics import MetricLog
+from icql.training.plan import Plan, check_folder, make_manifest
 from icql.training.plots import draw_run
 from icql.training.run_folder import RunFolder
-from icql.training.versions import versions
+from icql.training.stream import Streamed, feed, rows_per_update
 
 PROBE = 256  # transitions that diagnostics look at, the same ones every time
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Everything that decides a run's outcome."""
-
-    algo: str
-    dataset: str
-    task: Task | None
-    settings: Any
-    run: RunSettings
-    seeds: tuple[int, ...]
-    sources: tuple[str, ...] = ()  # where the settings come from
-
-
 def run_training(
-    plan: Plan, data: Transitions, out: Path, *, resume: bool, display: Display
+    plan: Plan,
+    data: Transitions,
+    out: Path,
+    *,
+    resume: bool,
+    display: Display,
+    memory: int | None = None,
+    devices: int | None = None,
 ) -> dict[str, Any]:
-    """Train as planned; returns what `result.json` says. With `resume`, go on where it stopped."""
-    manifest = make_manifest(plan, data)
-    check_folder(out, manifest, resume=resume)
-    normaliser = fit_normaliser(data, plan.settings.data)
-    spec = Spec(data.observation_dim, data.action_dim, plan.run.steps)
-    algorithm = make_algorithm(plan.algo, plan.settings, spec)
-    neighbours = find_contexts(algorithm, data, display)
-    device_data = to_device(data, normaliser, neighbours, length=algorithm.needs.length)
-    environments = open_environments(plan, data)
+    """Train as planned; returns what `result.json` says. With `resume`, go on where it stopped.
+
+    `memory` is what the data may take (see `icql.training.stream`), `devices` how many train (see
+    `icql.training.mesh`); they decide no outcome. In a group of processes only the first has a
+    folder and a result; the others return what was trained.
+    """
+    manifest, members = make_manifest(plan, data), plan.members
+    with stopping_together():
+        if is_first():
+            check_folder(out, manifest, resume=resume)
+        mesh = make_mesh(devices, len(members))
+        normaliser = fit_normaliser(data, plan.settings.data)
+        spec = Spec(data.observation_dim, data.action_dim, plan.run.steps)
+        algorithm = make_algorithm(plan.algo, plan.settings, spec)
+        neighbours = find_contexts(algorithm, data, display, memory)
+        fed = feed(algorithm, data, normaliser, neighbours, seeds=len(members), memory=memory)
+        if isinstance(fed, Streamed):
+            check_alone(out)
+            display.say(f"data: read from disk as it is needed, {fed.updates:,} updates at a time")
+        check_grid(algorithm, plan.grid, batch_shape(algorithm, fed))
+        seeds = [member.seed for member in members]
+        loop = Loop(algorithm, fed, seeds, varied=columns(members), mesh=mesh)
+        states = loop.init()
+        check_memory(loop, states)
+        environments = open_environments(plan, data) if is_first() else None
+    if not is_first():
+        return follow(plan, loop, states)
     # only now is everything known to fit together: a refused run leaves no folder behind
     folder = RunFolder.open(out) if resume else RunFolder.create(out, manifest)
-    session = _Session(plan, algorithm, device_data, folder, normaliser, environments, display)
+    session = _Session(plan, loop, fed, folder, normaliser, environments, display)
     try:
-        result = session.finish(session.train(resume=resume), data)
+        result = session.finish(session.train(states, resume=resume), data)
     finally:
         session.close()
     draw_run(folder, data, neighbours)
     return result
 
 
-def make_manifest(plan: Plan, data: Transitions) -> dict[str, Any]:
-    """What a run folder records before anything is computed."""
-    manifest = {
-        "algo": plan.algo,
-        "dataset": plan.dataset,
-        "task": None if plan.task is None else plan.task.name,
-        "data_hash": data.content_hash(),
-        "observation_dim": data.observation_dim,
-        "action_dim": data.action_dim,
-        "settings": dataclasses.asdict(plan.settings),
-        "run": dataclasses.asdict(plan.run),
-        "seeds": plan.seeds,
-        "sources": plan.sources,
-        "versions": versions(),
-    }
-    # as it will be read back: tuples become lists
-    plain: dict[str, Any] = json.loads(json.dumps(manifest))
-    return plain
+def follow(plan: Plan, loop: Loop, states: Any) -> dict[str, Any]:
+    """Take part in the updates of the group's first process, which does all else."""
+    step = agree(0)
+    if step:
+        states = loop.place(share(loop.gather(states)))
+    while step < plan.run.steps:
+        updates = agree(0)
+        states, means = loop.advance(states, step, updates)
+        step += updates
+        check_finite(means, plan.members, step)
+        if plan.evaluates_at(step) or plan.saves_at(step):
+            loop.gather(states)
+    return {"process": jax.process_index(), "parameter_hash": tree_hash(loop.gather(states))}
 
 
-def check_folder(out: Path, manifest: dict[str, Any], *, resume: bool) -> None:
-    """Check that there is room for a new run, or that the one to resume is this very run."""
-    if not resume:
-        RunFolder.check_free(out)
-        return
-    before = RunFolder.open(out).manifest
-    if before["data_hash"] != manifest["data_hash"]:
+def check_alone(out: Path) -> None:
+    """Refuse a group of processes: each would cut streamed data into parts of its own."""
+    if jax.process_count() > 1:
         raise UserError(
-            f"holds a run on other data ({before['dataset']}, hash {before['data_hash'][:12]}; "
-            f"now {manifest['dataset']}, hash {manifest['data_hash'][:12]}).",
+            "data that is read from disk as it is needed cannot be shared by several processes.",
             where=str(out),
-            fix="Give the data it was started with, or another --out.",
+            fix="Train in one process, or allow enough --memory for all of the data.",
         )
-    for key in ("algo", "task", "settings", "run", "seeds"):
-        if before[key] != manifest[key]:
-            raise UserError(
-                f"was started otherwise: {_difference(before[key], manifest[key], key)}.",
-                where=str(out),
-                fix="Resume with the same command, or give another --out.",
-            )
+
+
+def batch_shape(algorithm: Algorithm[Any], data: DeviceData | Streamed) -> Batch:
+    """Shapes of the batch that one update gets."""
+    part = data if isinstance(data, DeviceData) else data.load(np.zeros(1, np.int64))
+    rows = jax.ShapeDtypeStruct((rows_per_update(algorithm),), jnp.int32)
+    shapes: Batch = jax.eval_shape(part.batch, rows)
+    return shapes
 
 
 def find_contexts(
-    algorithm: Algorithm[Any], data: Transitions, display: Display
+    algorithm: Algorithm[Any], data: Transitions, display: Display, memory: int | None = None
 ) -> Neighbours | None:
-    """Return the tables of neighbours, cached, where the algorithm needs contexts."""
+    """Return the tables of neighbours, cached, where the algorithm needs contexts.
+
+    `memory` is what the search may take; None: no limit.
+    """
     context = algorithm.needs.context
     if context is None:
         return None
@@ -127,6 +135,7 @@ def find_contexts(
             context,
             cache_dir=default_cache_dir(),
             progress=lambda label, fraction: work.update(int(1000 * fraction), label),
+            memory=memory,
         )
     display.say(f"contexts: {neighbours.report}")
     return neighbours
@@ -150,14 +159,14 @@ def open_environments(plan: Plan, data: Transitions) -> EnvPool | None:
     return pool
 
 
-def check_finite(metrics: dict[str, np.ndarray], seeds: tuple[int, ...], step: int) -> None:
+def check_finite(metrics: dict[str, np.ndarray], members: Sequence[Member], step: int) -> None:
     """Stop with a clear message where training has diverged."""
     for name, values in metrics.items():
         bad = ~np.isfinite(values)
         if bad.any():
-            seed = seeds[int(np.argmax(bad))]
+            label = members[int(np.argmax(bad))].label
             raise UserError(
-                f"training diverged: {name} of seed {seed} is not finite before update {step:,}.",
+                f"training diverged: {name} of {label} is not finite before update {step:,}.",
                 where=name,
                 fix="Scale rewards down (--data.reward-scale 0.01), take two critics (--critics 2) "
                 "or lower --local.c-scale; metrics.jsonl shows where it began.",
@@ -170,17 +179,17 @@ class _Session:
     def __init__(
         self,
         plan: Plan,
-        algorithm: Algorithm[Any],
-        data: DeviceData,
+        loop: Loop,
+        data: DeviceData | Streamed,
         folder: RunFolder,
         normaliser: Normaliser,
         environments: EnvPool | None,
         display: Display,
     ) -> None:
-        self.plan, self.algorithm, self.data = plan, algorithm, data
+        self.plan, self.loop, self.data = plan, loop, data
         self.folder, self.normaliser, self.display = folder, normaliser, display
         self.environments = environments
-        self.loop = Loop(algorithm, data, plan.seeds)
+        self.members = plan.members
         self.pace = _Pace()
         self.checkpoints = Checkpoints(folder.path / "checkpoints")
         self.log: MetricLog | None = None
@@ -194,29 +203,34 @@ class _Session:
         if self.log is not None:
             self.log.close()
 
-    def train(self, *, resume: bool) -> Any:
+    def train(self, states: Any, *, resume: bool) -> Any:
         """Run every update that is left, with metrics, evaluations and checkpoints on the way."""
-        run, states, step = self.plan.run, self.loop.init(), 0
-        if resume and (latest := self.checkpoints.latest) is not None:
-            states, step = self.checkpoints.restore(latest, states), latest
+        plan = self.plan
+        step = agree((self.checkpoints.latest or 0) if resume else 0)
+        if step:
+            stored = self.checkpoints.restore(step, self.loop.gather(states))
+            states = self.loop.place(share(stored))
             self.display.say(f"resuming {self.folder.path} at update {step:,}")
         self.folder.keep_metrics_until(step)
-        self.log = MetricLog(self.folder, seeds=self.plan.seeds, purge_step=step)
-        with self.display.work("training", run.steps) as work:
+        self.log = MetricLog(self.folder, members=self.members, purge_step=step)
+        with self.display.work("training", plan.run.steps) as work:
             work.start_at(step)
-            while step < run.steps:
+            while step < plan.run.steps:
                 states, step = self._advance(states, step, work)
-                if step % run.evaluate_every == 0 or step == run.steps:
-                    self._evaluate(states, step)
-                if step % run.checkpoint_every == 0 or step == run.steps:
-                    self.checkpoints.save(step, states)
-        return states
+                if plan.evaluates_at(step) or plan.saves_at(step):
+                    gathered = self.loop.gather(states)
+                if plan.evaluates_at(step):
+                    self._evaluate(gathered, step)
+                if plan.saves_at(step):
+                    self.checkpoints.save(step, gathered)
+        return self.loop.gather(states)
 
     def finish(self, states: Any, data: Transitions) -> dict[str, Any]:
         """Write the final policy, critic and scores. The final evaluation is the last row's."""
         save_weights(self.folder.policy_path, self._policies(states))
-        if hasattr(self.algorithm, "critic"):
-            save_weights(self.folder.critic_path, eqx.filter_vmap(self.algorithm.critic)(states))
+        if hasattr(self.loop.algorithm, "critic"):
+            critics = self.loop.each(lambda algorithm, state: algorithm.critic(state), states)
+            save_weights(self.folder.critic_path, critics)
         task = self.plan.task
         evaluations = [row for row in self.folder.rows() if row["kind"] == "evaluation"]
         result = {
@@ -227,8 +241,9 @@ class _Session:
             "task": None if task is None else task.name,
             "steps": self.plan.run.steps,
             "seeds": list(self.plan.seeds),
+            "grid": {name: list(values) for name, values in self.plan.grid.items()},
             "updates_per_second": self.pace.rate,
-            "score": _scores(evaluations) if self.environments is not None else None,
+            "score": self._scores(evaluations) if self.environments is not None else None,
             "behaviour_score": None if task is None else task.behaviour_score(data.info),
             "behaviour_return": (
                 float(np.mean(data.info.episode_returns)) if data.info.episode_returns else None
@@ -240,15 +255,13 @@ class _Session:
 
     def _advance(self, states: Any, step: int, work: Work) -> tuple[Any, int]:
         """Run updates up to the next mark, in pieces short enough to watch, and log their mean."""
-        run, begin, sums = self.plan.run, step, dict[str, Any]()
-        marks = (run.log_every, run.evaluate_every, run.checkpoint_every)
-        goal = min(run.steps, *(step + m - step % m for m in marks))
+        begin, goal, sums = step, self.plan.next_mark(step), dict[str, Any]()
         while step < goal:
-            updates = min(goal - step, self.pace.chunk())
+            updates = agree(min(goal - step, self.pace.chunk()))
             with self.pace.timing(updates):
                 states, means = self.loop.advance(states, step, updates)
             step += updates
-            check_finite(means, self.plan.seeds, step)
+            check_finite(means, self.members, step)
             for name, value in means.items():
                 sums[name] = sums.get(name, 0.0) + value * updates
             work.update(step, self._describe(means))
@@ -264,29 +277,43 @@ class _Session:
         return f"{rate}loss {loss:.3g}{value}{self.note}"
 
     def _policies(self, states: Any) -> Any:
-        """Return every seed's policy with its normaliser, stacked."""
-        seeds = len(self.plan.seeds)
-        mean, std = (jnp.tile(x, (seeds, 1)) for x in (self.normaliser.mean, self.normaliser.std))
-        return Standardised(eqx.filter_vmap(self.algorithm.policy)(states), mean, std)
+        """Return every member's policy with its normaliser, stacked."""
+        count = len(self.members)
+        mean, std = (jnp.tile(x, (count, 1)) for x in (self.normaliser.mean, self.normaliser.std))
+        policies = self.loop.each(lambda algorithm, state: algorithm.policy(state), states)
+        return Standardised(policies, mean, std)
 
     def _evaluate(self, states: Any, step: int) -> None:
         """Log the algorithm's own looks and, where there is an environment, scores and returns."""
         assert self.log is not None
-        probe = self.data.batch(jnp.arange(min(PROBE, self.data.rows.shape[0])))
-        row = eqx.filter_vmap(
-            lambda state: self.algorithm.diagnose(state, probe), in_axes=eqx.if_array(0)
-        )(states)
+        probe = self.data.probe(PROBE)
+        row = self.loop.each(lambda algorithm, state: algorithm.diagnose(state, probe), states)
         if self.environments is not None and self.plan.task is not None:
             rollouts = evaluate_policies(
                 self._policies(states),
                 self.environments,
                 episodes=self.plan.run.episodes,
-                seeds=self.plan.seeds,
+                seeds=[member.seed for member in self.members],
             )
             row["returns"] = np.stack([r.returns for r in rollouts])
             row["score"] = np.stack([r.normalized(self.plan.task).mean() for r in rollouts])
             self.note = f"  score {row['score'].mean():.1f}"
         self.log.evaluation(step, row)
+
+    def _scores(self, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the final scores; of a grid, those of each combination of its settings."""
+        if not self.plan.grid:
+            return _scores(evaluations, slice(None))
+        seeds = len(self.plan.seeds)
+        return {
+            "combinations": [
+                {
+                    "settings": dict(self.members[i].settings),
+                    **_scores(evaluations, slice(i, i + seeds)),
+                }
+                for i in range(0, len(self.members), seeds)
+            ]
+        }
 
 
 class _Pace:
@@ -315,22 +342,13 @@ class _Pace:
         self._compiled = True
 
 
-def _scores(evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+def _scores(evaluations: list[dict[str, Any]], seeds: slice) -> dict[str, Any]:
     """Return the final score of each seed and their mean; the best mean seen stands apart."""
-    last = evaluations[-1]
-    best = max(evaluations, key=lambda row: float(np.mean(row["score"])))
+    means = [float(np.mean(row["score"][seeds])) for row in evaluations]
+    best = int(np.argmax(means))
     return {
-        "mean": float(np.mean(last["score"])),
-        "per_seed": last["score"],
-        "returns": last["returns"],
-        "best": {"mean": float(np.mean(best["score"])), "step": best["step"]},
+        "mean": means[-1],
+        "per_seed": evaluations[-1]["score"][seeds],
+        "returns": evaluations[-1]["returns"][seeds],
+        "best": {"mean": means[best], "step": evaluations[best]["step"]},
     }
-
-
-def _difference(before: Any, now: Any, name: str) -> str:
-    """Name the first setting that differs."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted(before.keys() | now.keys()):
-            if before.get(key) != now.get(key):
-                return _difference(before.get(key), now.get(key), f"{name}.{key}")
-    return f"{name} was {before!r}, now {now!r}"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
-from icql.errors import UserError, nearest
+from icql.cli.group import dispatch
 
-# command: (module with a `run(argv) -> result | None`, one line of help)
 COMMANDS = {
     "list": ("icql.cli.data_list", "tasks, and which of their datasets are on this machine"),
     "show": ("icql.cli.data_show", "counts, returns and score of a dataset"),
@@ -36,13 +34,4 @@ and Parquet logs are named by a TOML file beside them, e.g. logs.csv.toml:
 
 def run(argv: list[str]) -> dict[str, Any] | None:
     """Run one command of `icql data`."""
-    if argv and argv[0] in ("-h", "--help"):
-        lines = (f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items())
-        print(HELP.format(commands="\n".join(lines)), end="")
-        return None
-    command = argv[0] if argv else ""
-    if command not in COMMANDS:
-        said = f"there is no command {command!r}." if argv else "say which command."
-        raise UserError(said, where="icql data", fix=nearest(command, list(COMMANDS)))
-    result: dict[str, Any] | None = import_module(COMMANDS[command][0]).run(argv[1:])
-    return result
+    return dispatch("data", COMMANDS, HELP, argv)

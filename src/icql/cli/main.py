@@ -16,6 +16,7 @@ COMMANDS = {
     "train": ("icql.cli.train", "train a policy from logged data"),
     "evaluate": ("icql.cli.evaluate", "score the policies of a run in their environment"),
     "data": ("icql.cli.data", "list, show, validate, convert, fetch and collect datasets"),
+    "bench": ("icql.cli.bench", "time, operations and memory beside the paper's cost tables"),
     "algos": ("icql.cli.algos", "list algorithms, their settings and where those come from"),
 }
 

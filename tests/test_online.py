@@ -39,6 +39,7 @@ from icql.online import (
 )
 from icql.online.envs import EnvGroup
 from icql.online.journal import Journal
+from icql.online.progress import Evaluation
 from icql.online.protocol import concatenate, describe, medium_replay, split, thin
 from icql.online.replay import Replay
 
@@ -221,6 +222,24 @@ def test_medium_is_the_first_evaluation_at_its_score(tmp_path: Path) -> None:
     assert end.step == 120
     assert end.medium == run.medium
     assert len(medium_replay(end)) == 60
+
+
+def test_expert_is_the_policy_of_the_best_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores, s, acted = iter([1.0, 3.0, 2.0, 0.0]), jnp.ones((4, 2)), []
+
+    def judge(run: OnlineRun, _: Any) -> Evaluation:
+        acted.append(np.asarray(run.state.policy(s)))
+        return Evaluation(run.step, next(scores), (0.0,))
+
+    monkeypatch.setattr("icql.online.training._evaluate", judge)
+    run = run_tiny(tmp_path)
+    assert [e.score for e in run.evaluations] == [1.0, 3.0, 2.0, 0.0]
+    best, last = (sac_oracle(run.snapshot(name)).policy(s) for name in ("expert", "final"))
+    np.testing.assert_array_equal(best, acted[1])
+    np.testing.assert_array_equal(last, acted[3])
+    assert not np.array_equal(best, last)
 
 
 def test_every_level_is_collected(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import shutil
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Literal
 
 from icql.data.npz import write_npz
 from icql.errors import UserError
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def export(run: OnlineRun, name: str, out: Path) -> None:
-    """Write the log of evaluations, both snapshots, and the replay until medium in parts."""
+    """Write the log of evaluations, the snapshots, and the replay until medium in parts."""
     log = {
         "env": run.task.env_id,
         "settings": asdict(run.settings),
@@ -53,7 +54,10 @@ def export(run: OnlineRun, name: str, out: Path) -> None:
         "versions": versions(),
     }
     write_json(out / f"{name}-run.json", log)
-    shutil.copyfile(run.snapshot("final"), out / f"{name}-final.safetensors")
+    kinds: tuple[Literal["expert", "final"], ...] = ("expert", "final")
+    for kept in kinds:
+        if run.snapshot(kept).exists():  # a run that is all warm-up has no expert
+            shutil.copyfile(run.snapshot(kept), out / f"{name}-{kept}.safetensors")
     if run.medium is None:
         return
     shutil.copyfile(run.snapshot("medium"), out / f"{name}-medium.safetensors")

@@ -3,7 +3,7 @@
 * random: a randomly initialised policy, its actions sampled;
 * medium-replay: everything SAC saw until its policy reached a third of expert performance;
 * medium: that policy, its actions sampled;
-* expert: the policy at the end of training;
+* expert: the policy of the best evaluation of the whole run, since SAC's return may collapse late;
 * medium-expert: the medium and the expert dataset, one after the other.
 """
 
@@ -42,7 +42,7 @@ from icql.online.training import (
 from icql.training.versions import versions
 
 Level = Literal["random", "medium-replay", "medium", "medium-expert", "expert"]
-Which = Literal["random", "medium", "final"]  # policies that are sampled
+Which = Literal["random", "medium", "expert"]  # policies that are sampled
 LEVELS: tuple[Level, ...] = get_args(Level)
 COLUMNS = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
 PART_STEPS = 50_000  # steps of a sampled policy between two writes: the most that a kill can lose
@@ -225,7 +225,7 @@ class _Maker:
         run = self._train("end" if level in ("expert", "medium-expert") else "medium")
         facts["evaluations"] = [{"step": e.step, "return": e.mean} for e in run.evaluations]
         if level == "expert":
-            return self._sampled("final"), facts
+            return self._sampled("expert"), facts
         replay = medium_replay(run)
         facts["medium"] = asdict(run.medium) if run.medium else None
         match level:
@@ -234,7 +234,7 @@ class _Maker:
             case "medium":
                 return self._sampled("medium"), facts
             case "medium-expert":
-                return concatenate([self._sampled("medium"), self._sampled("final")]), facts
+                return concatenate([self._sampled("medium"), self._sampled("expert")]), facts
 
     def _train(self, until: Until) -> OnlineRun:
         return train_online(

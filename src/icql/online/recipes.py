@@ -20,9 +20,8 @@ class Recipe:
 
 
 # Environment steps after which SAC is an expert; the returns reached are in docs/collected_data.md.
-# The task rows stand for environment and reference scores, which all levels share.
 RECIPES: dict[str, Recipe] = {
-    name: Recipe(name, get_task(f"{name}-medium-v2"), OnlineSettings(steps=steps))
+    name: Recipe(name, get_task(name), OnlineSettings(steps=steps))
     for name, steps in (("hopper", 300_000), ("walker2d", 600_000), ("halfcheetah", 400_000))
 }
 

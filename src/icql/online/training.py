@@ -103,7 +103,7 @@ class OnlineRun:
         reached = (e for e in self.evaluations if e.score >= self.settings.medium_score)
         return next(reached, None)
 
-    def snapshot(self, name: Literal["medium", "final"]) -> Path:
+    def snapshot(self, name: Literal["medium", "expert", "final"]) -> Path:
         """Where the policy, critics and temperature of that moment are kept."""
         return self.folder / f"{name}.safetensors"
 
@@ -126,8 +126,8 @@ def train_online(
         progress: called after every evaluation and about once a second.
 
     Returns:
-        The run. `medium.safetensors` exists once `run.medium` is set, `final.safetensors` at the
-        end.
+        The run. `medium.safetensors` exists once `run.medium` is set, `expert.safetensors`, the
+        best policy so far, after an evaluation, `final.safetensors` at the end.
     """
     group = EnvGroup(task, settings.envs, settings.seed)
     run, replay = _open(task, settings, folder, group)
@@ -292,10 +292,13 @@ def _evaluate(run: OnlineRun, pool: EnvPool) -> Evaluation:
 
 
 def _keep(run: OnlineRun) -> None:
-    """Write the evaluations, and the snapshot if the medium policy was just found."""
+    """Write the evaluations, and a snapshot if the medium or a better policy was just found."""
     _write_evaluations(run)
-    if run.medium is run.evaluations[-1]:
+    latest = run.evaluations[-1]
+    if run.medium is latest:
         Snapshot.of(run.state).save(run.snapshot("medium"))
+    if all(latest.score > earlier.score for earlier in run.evaluations[:-1]):
+        Snapshot.of(run.state).save(run.snapshot("expert"))
 
 
 def _write_evaluations(run: OnlineRun) -> None:

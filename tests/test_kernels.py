@@ -151,9 +151,10 @@ def queries() -> tuple[jax.Array, jax.Array, Transition]:
 
 
 @pytest.mark.parametrize("context_dropout", [True, False])
-def test_one_pass_over_context_and_query_equals_two(context_dropout):
+def test_one_pass_over_context_and_query_equals_two(monkeypatch, context_dropout):
     s, a, around = queries()
     q = critics(context_dropout=context_dropout)
+    monkeypatch.setattr("icql.nn.critics.on_gpu", lambda: True)
     np.testing.assert_allclose(q(s, a, around), q.at(s, around)(a), rtol=1e-5, atol=1e-6)
     dropped = q(s, a, around, key=jax.random.key(3))
     assert not np.allclose(dropped, q(s, a, around))

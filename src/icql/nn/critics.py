@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from icql.errors import UserError
+from icql.nn.kernels import on_gpu
 from icql.nn.mlp import MLP, Activation, Precision
 from icql.nn.modules import Form, LinearMLP, LinearTransformer, ModuleName, SoftmaxTransformer
 
@@ -104,9 +105,11 @@ class LocalCritic(eqx.Module):
     def once(
         self, context: Any, s: Array, a: Array | None, *, key: PRNGKeyArray | None
     ) -> Float[Array, "... batch"]:
-        """Q̂(s, a | Ω) with context and queries in one pass through φ."""
-        if key is not None and not self.context_dropout:  # the two are treated differently
-            return self.value(self.read(context, key=key), s, a, key=key)
+        """Q̂(s, a | Ω), on a GPU with context and queries in one pass through φ."""
+        apart = key is not None and not self.context_dropout  # the two are treated differently
+        if apart or not on_gpu():  # copying them together costs a CPU more than a pass
+            first, second = (None, None) if key is None else jax.random.split(key)
+            return self.value(self.read(context, key=first), s, a, key=second)
         pairs, query = self.context_pairs(context), pair(s, a)
         rows = [x.reshape(-1, x.shape[-1]) for x in (pairs, query)]
         features = self.features(jnp.concatenate(rows), key=key)

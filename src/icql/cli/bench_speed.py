@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import tyro
 
 from icql.algos.registry import ALGORITHMS, PresetName, get_algorithm
@@ -71,6 +72,8 @@ def run(argv: list[str]) -> dict[str, Any] | None:
     data, paper = made_up_data(options.rows, options.obs, options.act), paper_costs()["algorithms"]
     effort, display = Effort(options.seconds, options.repeats), Display()
     engines: tuple[Engine, ...] = ("exact", "approximate")
+    if jax.default_backend() != "cpu":
+        engines = (*engines, "accelerator")
     rows, searches = list[dict[str, Any]](), list[dict[str, Any]]()
     with display.work("measuring", len(names) + len(engines)) as work:
         for name in names:

@@ -14,7 +14,7 @@ from icql.algos.base import Transition
 from icql.nn import mlp
 from icql.nn.critics import LocalSettings, make_critics
 from icql.nn.in_context import reduced
-from icql.nn.kernels import fused, norm_dropout
+from icql.nn.kernels import features, fused, norm_dropout
 from icql.nn.mlp import MLP, LayerNorm, dropout
 
 
@@ -102,6 +102,63 @@ def test_a_network_computes_the_same_with_and_without_its_kernel(monkeypatch, pr
     tolerance = 1e-5 if precision == "float32" else 0.03
     np.testing.assert_allclose(net(x), plain, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(net(x, key=key), plain_dropped, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("inputs", "hidden", "rows"), [(5, (16, 32), 70), (23, (256, 256), 9)])
+def test_phi_in_one_kernel_is_as_near_to_float32_as_layer_by_layer(inputs, hidden, rows):
+    def network(precision):
+        return MLP(
+            inputs,
+            hidden,
+            16,
+            key=jax.random.key(0),
+            layer_norm=True,
+            final_activation="tanh",
+            precision=precision,
+        )
+
+    x = jax.random.normal(jax.random.key(1), (2, rows, inputs))
+    leaves, structure = jax.tree.flatten(network("float32"))
+    leaves = [leaf + 0.1 for leaf in leaves]  # biases and shifts too
+    exact = jax.tree.unflatten(structure, leaves)(x)
+    net = jax.tree.unflatten(jax.tree.structure(network("bfloat16")), leaves)
+    layers = [
+        (layer.weight, layer.bias, norm.scale, norm.shift)
+        for layer, norm in zip(net.layers[:-1], net.norms, strict=True)
+    ]
+    last = net.layers[-1]
+    assert features.fits(inputs, (*hidden, 16))
+    found = features.forward(x, layers, (last.weight, last.bias), "tanh", interpret=True)
+    assert jnp.abs(found - exact).mean() <= jnp.abs(net(x) - exact).mean()
+
+
+def test_phi_in_one_kernel_has_the_gradient_of_its_layers(monkeypatch):
+    net = MLP(
+        4,
+        (16, 16),
+        16,
+        key=jax.random.key(0),
+        layer_norm=True,
+        final_activation="tanh",
+        precision="bfloat16",
+    )
+    x = jax.random.normal(jax.random.key(1), (11, 4))
+    monkeypatch.setattr(mlp, "on_gpu", lambda: True)
+    monkeypatch.setattr(mlp, "norm_dropout", partial(norm_dropout, interpret=True))
+    whole = partial(features.forward, interpret=True)
+    monkeypatch.setattr(features, "forward", whole)
+    gradient = eqx.filter_grad(lambda net: net(x).sum())(net)
+    expected = eqx.filter_grad(lambda net: net.by_layer(x).sum())(net)
+    for mine, its in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(mine, its)
+    assert jnp.abs(net(x) - net.by_layer(x)).max() > 0  # without a gradient it is the kernel
+
+
+@pytest.mark.parametrize(
+    ("inputs", "widths"), [(200, (16, 16)), (5, (16, 12)), (5, (1024, 16)), (5, (8, 16))]
+)
+def test_sizes_that_the_kernel_of_phi_cannot_take_are_left_to_the_layers(inputs, widths):
+    assert not features.fits(inputs, widths)
 
 
 def test_dropout_numbers_are_unrelated_between_neighbours_and_between_keys():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from icql.nn.critics import LocalSettings, make_critics
-from icql.nn.mlp import MLP, LayerNorm, dropout, orthogonal
+from icql.nn.mlp import MLP, LayerNorm, dropout, normalise, orthogonal
 
 
 @pytest.mark.parametrize("shape", [(40, 40), (7, 33), (33, 7), (5, 1), (1, 1)])
@@ -36,6 +36,28 @@ def test_layer_norm_against_its_definition():
     norm = LayerNorm(9)
     expected = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(norm(jnp.asarray(x, jnp.float32)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_of_layer_norm_against_differences():
+    rng = np.random.default_rng(1)
+    x, scale, shift, d_y = (rng.normal(size=n) for n in ((2, 3, 7), 7, 7, (2, 3, 7)))
+
+    def by_definition(x, scale, shift):
+        centred = x - x.mean(-1, keepdims=True)
+        y = centred / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * scale + shift
+        return (y * d_y).sum()
+
+    given = [jnp.asarray(v, jnp.float32) for v in (x, scale, shift)]
+    found = jax.grad(lambda *v: (normalise(*v) * d_y.astype(np.float32)).sum(), (0, 1, 2))(*given)
+    for i, value in enumerate((x, scale, shift)):
+        expected = np.empty_like(value)
+        for at in np.ndindex(value.shape):
+            change = np.zeros_like(value)
+            change[at] = 1e-6
+            up, down = ([x, scale, shift] for _ in range(2))
+            up[i], down[i] = value + change, value - change
+            expected[at] = (by_definition(*up) - by_definition(*down)) / 2e-6
+        np.testing.assert_allclose(found[i], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_mlp_without_a_key_is_deterministic():

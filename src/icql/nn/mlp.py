@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
-from icql.nn.kernels import norm_dropout, on_gpu
+from icql.nn.kernels import features, norm_dropout, on_gpu
 from icql.nn.kernels.norm import hashed
-from icql.nn.split import split_rows
 
 Activation = Literal["relu", "gelu", "tanh", "none"]
 Precision = Literal["float32", "bfloat16"]
@@ -78,11 +77,42 @@ class LayerNorm(eqx.Module):
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         """Return x with mean 0 and variance 1 along the last axis, then scaled and shifted."""
-        wide = x.astype(self.scale.dtype)  # the moments of bfloat16 rows need more digits
-        centred = wide - wide.mean(-1, keepdims=True)
-        variance = (centred**2).mean(-1, keepdims=True)
-        normal = centred * jax.lax.rsqrt(variance + 1e-5) * self.scale + self.shift
-        return normal.astype(x.dtype)
+        return normalise(x, self.scale, self.shift)
+
+
+@jax.custom_vjp
+def normalise(
+    x: Float[Array, "... size"], scale: Float[Array, " size"], shift: Float[Array, " size"]
+) -> Float[Array, "... size"]:
+    """Layer normalisation. Its gradient keeps x alone: the compiler's own keeps four times that."""
+    return (_moments(x)[0] * scale + shift).astype(x.dtype)
+
+
+def _moments(x: Float[Array, "... size"]) -> tuple[Float[Array, "... size"], Float[Array, "... 1"]]:
+    """x with mean 0 and variance 1 along the last axis, and 1/σ; in float32 for bfloat16 too."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    centred = wide - wide.mean(-1, keepdims=True)
+    inverse = jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    return centred * inverse, inverse
+
+
+def _normalise_forward(x: Array, scale: Array, shift: Array) -> tuple[Array, tuple[Array, Array]]:
+    return normalise(x, scale, shift), (x, scale)
+
+
+def _normalise_backward(kept: tuple[Array, Array], d_y: Array) -> tuple[Array, Array, Array]:
+    """dx = (g − mean g − x̂ mean(g x̂)) / σ with g = scale ∘ dy and x̂ the normalised x."""
+    x, scale = kept
+    normal, inverse = _moments(x)
+    d_y = d_y.astype(normal.dtype)
+    g = d_y * scale
+    along = (g * normal).mean(-1, keepdims=True)
+    d_x = inverse * (g - g.mean(-1, keepdims=True) - normal * along)
+    rows = tuple(range(x.ndim - 1))
+    return d_x.astype(x.dtype), (d_y * normal).sum(rows), d_y.sum(rows)
+
+
+normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
 class MLP(eqx.Module):
@@ -124,14 +154,19 @@ class MLP(eqx.Module):
         self, x: Float[Array, "... inputs"], *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "... outputs"]:
         """Apply the network; dropout is active only when a `key` is given."""
-        given, x = x.dtype, split_rows(x)
+        if key is None or self.dropout == 0:
+            return _in_one_kernel(self, x) if self._fits_one_kernel() else self.by_layer(x)
+        return self.by_layer(x, jax.random.bits(key, (len(self.layers) - 1, 2), jnp.uint32))
+
+    def by_layer(
+        self, x: Float[Array, "... inputs"], words: UInt32[Array, "hidden 2"] | None = None
+    ) -> Float[Array, "... outputs"]:
+        """Apply the network layer by layer, with dropout by two random words for each."""
+        given = x.dtype
         if self.precision == "bfloat16":
             x = x.astype(jnp.bfloat16)
-        hidden = self.layers[:-1]
-        words: Sequence[Array | None] = [None] * len(hidden)
-        if key is not None and self.dropout > 0:
-            words = list(jax.random.bits(key, (len(hidden), 2), jnp.uint32))
-        for i, (layer, own) in enumerate(zip(hidden, words, strict=True)):
+        for i, layer in enumerate(self.layers[:-1]):
+            own = None if words is None else words[i]
             if self.norms and self.activation == "relu" and on_gpu():
                 norm, product = self.norms[i], layer.product(x)
                 x = norm_dropout(product, layer.bias, norm.scale, norm.shift, own, self.dropout)
@@ -142,6 +177,28 @@ class MLP(eqx.Module):
             if own is not None:
                 x = dropout(x, self.dropout, own)
         return ACTIVATIONS[self.final_activation](self.layers[-1](x).astype(given))
+
+    def _fits_one_kernel(self) -> bool:
+        in_half = self.precision == "bfloat16" and self.activation == "relu" and bool(self.norms)
+        known = self.final_activation in features.FINAL
+        sizes = [layer.weight.shape for layer in self.layers]
+        return in_half and known and on_gpu() and features.fits(sizes[0][0], [n for _, n in sizes])
+
+
+@jax.custom_vjp
+def _in_one_kernel(net: MLP, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
+    """φ(x) where nobody asks for a gradient; whoever does gets it layer by layer."""
+    hidden = [
+        (layer.weight, layer.bias, norm.scale, norm.shift)
+        for layer, norm in zip(net.layers[:-1], net.norms, strict=True)
+    ]
+    last = net.layers[-1]
+    return features.forward(x, hidden, (last.weight, last.bias), net.final_activation)
+
+
+_in_one_kernel.defvjp(
+    lambda net, x: jax.vjp(lambda net, x: net.by_layer(x), net, x), lambda vjp, d_y: vjp(d_y)
+)
 
 
 def dropout(x: Array, rate: float, words: UInt32[Array, "2"]) -> Array:

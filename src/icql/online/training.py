@@ -223,7 +223,8 @@ def _open(
         return run, replay
     row, run.state = _load_checkpoint(checkpoint, state)
     run.journal.load(folder / "journal", rows=row)
-    run.journal.restore(group)
+    if not run.ended:  # else nothing is stepped any more, and another machine may sample from it
+        run.journal.restore(group)
     for e in read_json(folder / "evaluations.json"):
         if e["step"] <= run.step:  # a resumed run makes the later ones again
             run.evaluations.append(Evaluation(e["step"], e["score"], tuple(e["returns"])))

@@ -7,12 +7,13 @@ against these in Pallas' interpreter.
 from __future__ import annotations
 
 import jax
+from jax.sharding import AxisType
 
+from icql.nn.kernels import features
 from icql.nn.kernels.norm import norm_dropout
 from icql.nn.kernels.td import fused
-from icql.nn.split import rows_are_split
 
-__all__ = ["fused", "norm_dropout", "on_gpu"]
+__all__ = ["features", "fused", "norm_dropout", "on_gpu"]
 
 
 def on_gpu() -> bool:
@@ -20,4 +21,13 @@ def on_gpu() -> bool:
 
     Not where several share the rows of a batch: the compiler cannot split what it cannot look into.
     """
-    return jax.default_backend() == "gpu" and not rows_are_split()
+    return jax.default_backend() == "gpu" and not _rows_are_split()
+
+
+def _rows_are_split() -> bool:
+    """Whether several devices share the rows of the batch in the program that is being traced."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return any(
+        size > 1 and kind is AxisType.Auto
+        for size, kind in zip(mesh.axis_sizes, mesh.axis_types, strict=True)
+    )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import resource
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +28,7 @@ from icql.retrieval import ContextSettings, Neighbours, accelerator, build_neigh
 from icql.retrieval.settings import Engine, Metric
 
 SAMPLE = 200
+PIECE = 2**14
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Options:
     queries: int = accelerator.QUERIES
     """Queries of one device at once, on the accelerator."""
     tile: int = accelerator.TILE
-    """States in one matrix product, on the accelerator."""
+    """States in one tile, on the accelerator."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print JSON."""
 
@@ -92,10 +94,17 @@ def gaits(rows: int, dim: int, noise: float) -> Transitions:
     rng = np.random.default_rng(0)
     phase = np.cumsum(0.1 + 0.02 * rng.normal(size=rows + 1))[:, None]
     size, shift = rng.normal(size=(3, dim)), rng.uniform(0, 2 * np.pi, (3, dim))
-    path = (noise * rng.normal(size=(rows + 1, dim))).astype(np.float32)
-    for harmonic in range(3):
-        angle = (harmonic + 1) * phase + shift[harmonic]
-        path += (size[harmonic] * np.sin(angle)).astype(np.float32)
+    path = np.empty((rows + 1, dim), np.float32)
+    for piece in pieces(rows + 1):
+        path[piece] = noise * rng.normal(size=path[piece].shape)
+
+    def walk(piece: slice) -> None:
+        for harmonic in range(3):
+            angle = (harmonic + 1) * phase[piece] + shift[harmonic]
+            path[piece] += (size[harmonic] * np.sin(angle)).astype(np.float32)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(walk, pieces(rows + 1)))
     none = np.zeros((rows, 1), np.float32)
     return Transitions(
         states=path[:-1],
@@ -112,18 +121,29 @@ def gaits(rows: int, dim: int, noise: float) -> Transitions:
 
 def recall(data: Transitions, tables: Neighbours) -> float:
     """Share of the context states of a sample that are among the true k nearest."""
-    found = []
-    for row in np.random.default_rng(1).choice(len(data), min(SAMPLE, len(data)), replace=False):
+    k = tables.state.shape[1]
+
+    def of_one(row: int) -> float:
         away = _squared(data.states, data.states[row])
-        limit = np.partition(away, tables.state.shape[1] - 1)[tables.state.shape[1] - 1]
-        found.append((away[tables.state[row]] <= limit).mean())
-    return float(np.mean(found))
+        near = tables.state[row]
+        return float((away[near] <= np.partition(away, k - 1)[k - 1]).mean())
+
+    sample = np.random.default_rng(1).choice(len(data), min(SAMPLE, len(data)), replace=False)
+    with ThreadPoolExecutor() as pool:
+        return float(np.mean(list(pool.map(of_one, sample))))
 
 
 def _squared(states: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:
-    difference = np.subtract(states, query, dtype=np.float64)
-    squared: NDArray[np.float64] = np.square(difference).sum(axis=1)
+    squared = np.empty(len(states))
+    for piece in pieces(len(states)):
+        difference = np.subtract(states[piece], query, dtype=np.float64)
+        squared[piece] = np.einsum("nd,nd->n", difference, difference)
     return squared
+
+
+def pieces(rows: int) -> list[slice]:
+    """Slices of `PIECE` rows: ten million rows are never copied as float64 as a whole."""
+    return [slice(i, min(i + PIECE, rows)) for i in range(0, rows, PIECE)]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
 """Candidates for exact search on an accelerator, in blocks: no N × N matrix is ever in memory.
 
-Squared distances of a block of queries and a tile of states are one matrix product. Sorting them
-is what would cost, so groups of `GROUP` states are reduced to their least distance at once: the m
-groups with the least ones hold the m nearest states. Among the minima the same is done again until
-few enough are left to sort, and on the way back only the members of m groups are looked at.
+Squared distances of a chunk of queries and some tiles of states are one matrix product. Sorting
+them is what would cost, so groups of `GROUP` states are reduced to their least distance at once:
+the m groups with the least ones hold the m nearest states. Among the minima the same is done again
+until few enough are left to sort, and on the way back only the members of m groups are looked at.
+
+Chunks are of queries near each other, and the tiles nearest to them come first. The m-th least
+minimum so far is the most that the m-th nearest state can be away, so tiles whose box (`tiles.py`)
+is farther than that from every query of the chunk are never looked at.
 
 The queries are split over the devices, each of which has all states.
 """
@@ -22,11 +26,21 @@ from jax.sharding import PartitionSpec as P
 
 from icql.retrieval.exact import Proposal
 from icql.retrieval.index import Floats
-from icql.retrieval.metric import Points, Rows, pieces
+from icql.retrieval.metric import Points, Rows
+from icql.retrieval.tiles import Tiles, tiled, turn
 
 GROUP = 32  # states, or minima, that are reduced to their least distance
-QUERIES = 8192  # queries of one device at once, a little over 1/8 of `plan.BLOCK`
-TILE = 32_768  # states in one matrix product
+QUERIES = 65_536  # queries of one device at once, a little over `plan.BLOCK`
+CHUNK = 1024  # queries that look at the same tiles
+TILE = 2048  # states in one tile
+PRODUCT = 32_768  # states in one matrix product
+PRODUCTS = 16  # of which the minima are kept before the least ones are picked
+
+Looked = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+"""Tiles (tiles,) to look at, those looked at, the least minima so far (Q, m) and their groups."""
+
+Found = tuple[jax.Array, jax.Array, jax.Array]
+"""Candidates (Q, m), the least squared distance (Q,) of all others, tiles looked at (Q,)."""
 
 
 class Accelerator:
@@ -36,7 +50,7 @@ class Accelerator:
         near: the states, as in `Index.near`.
         devices: the devices that share the queries; None: all of this process.
         queries: how many queries one device takes at once; None: `QUERIES`.
-        tile: how many states are multiplied with them at once; None: `TILE`.
+        tile: how many states are in one tile; None: `TILE`.
     """
 
     def __init__(
@@ -49,89 +63,181 @@ class Accelerator:
     ) -> None:
         devices = jax.local_devices() if devices is None else devices
         self._mesh = Mesh(np.array(devices), ("queries",))
-        self._rows, columns = near.shape
-        tile = min(tile or TILE, -(-len(near) // GROUP) * GROUP)
-        tiles = -(-len(near) // tile)
-        states = np.zeros((tiles * tile, columns), np.float32)
-        norms = np.full(tiles * tile, np.inf, np.float32)  # rows that only fill up are far away
-        states[: len(near)] = near
-        for piece in pieces(near):
-            norms[: len(near)][piece] = np.square(near[piece], dtype=np.float64).sum(axis=1)
-        everywhere = NamedSharding(self._mesh, P())
-        self._states = jax.device_put(states.reshape(tiles, tile, columns), everywhere)
-        self._norms = jax.device_put(norms.reshape(tiles, tile), everywhere)
-        self.most = (queries or QUERIES) * len(devices)
+        self._rows = len(near)
+        tiles, self._rotation = tiled(near, tile or TILE, GROUP)
+        self._tiles = jax.device_put(tiles, NamedSharding(self._mesh, P()))
+        self._chunk = min(CHUNK, queries or QUERIES)
+        self._chunks = (queries or QUERIES) // self._chunk
+        self.most = self._chunks * self._chunk * len(devices)
 
     def propose(self, queries: Points, asked: Rows, k: int, m: int) -> Proposal:
-        """The m nearest states of centred queries, as `exact.Proposer`; returns at once.
+        """The m nearest states of centred queries, as `exact.Proposer`.
 
         The arrays may be longer than the queries: an uneven last block is filled up.
         """
-        devices = self._mesh.size
-        whole = self.most // devices
-        sizes = (devices * max(1, whole // part) for part in (64, 8, 1))  # few programs to compile
-        size = next(size for size in sizes if size >= len(asked))
+        ids, unseen, _ = self.search(asked, m)
+        return ids, unseen
+
+    def search(self, asked: Rows, m: int) -> Found:
+        """The same with the number of tiles (Q,) that were looked at for each query."""
+        at_least = self._mesh.size * self._chunk
+        sizes = (at_least * max(1, self._chunks // part) for part in (64, 8, 1))
+        size = next(size for size in sizes if size >= len(asked))  # few programs to compile
         filled = np.zeros((size, asked.shape[1]), np.float32)
-        filled[: len(asked)] = asked
-        split = jax.device_put(filled, NamedSharding(self._mesh, P("queries")))
-        program = _program(self._mesh, m, self._rows)
-        return program(self._states, self._norms, split)
+        filled[: len(asked)] = turn(asked, self._rotation)
+        real = np.arange(size) < len(asked)
+        split = jax.device_put((filled, real), NamedSharding(self._mesh, P("queries")))
+        program = _program(self._mesh, m, self._rows, self._chunk)
+        found: Found = program(self._tiles, *split)
+        return found
 
 
 @cache
-def _program(mesh: Mesh, m: int, rows: int) -> jax.stages.Wrapped:
+def _program(mesh: Mesh, m: int, rows: int, chunk: int) -> jax.stages.Wrapped:
     """The compiled proposal for `m` candidates among `rows` states."""
     split = P("queries")
     return jax.jit(
         jax.shard_map(
-            partial(_propose, m=m, rows=rows),
+            partial(_propose, m=m, rows=rows, chunk=chunk),
             mesh=mesh,
-            in_specs=(P(), P(), split),
-            out_specs=(split, split),
+            in_specs=(P(), split, split),
+            out_specs=(split, split, split),
             check_vma=False,
         )
     )
 
 
 def _propose(
-    states: jax.Array, norms: jax.Array, asked: jax.Array, *, m: int, rows: int
-) -> tuple[jax.Array, jax.Array]:
-    """m candidates (Q, m) and the least squared distance (Q,) of all other states.
+    tiles: Tiles, asked: jax.Array, real: jax.Array, *, m: int, rows: int, chunk: int
+) -> Found:
+    """m candidates (Q, m), the least squared distance (Q,) of all other states, tiles seen (Q,).
 
-    Takes states (tiles, T, D) with squared norms (tiles, T), infinite beyond `rows`, and queries
-    (Q, D).
+    Takes queries (Q, D), Q a multiple of `chunk`, and which of them (Q,) do not only fill up. They
+    are cut into chunks by their nearest tile.
     """
-    minima = _group_minima(states, norms, asked)
-    groups = _smallest(minima, min(m, minima.shape[1]))
-    members = states.reshape(-1, GROUP, states.shape[-1])[groups]
-    squared = jnp.square(members - asked[:, None, None, :]).sum(-1).reshape(len(asked), -1)
-    ids = _members_of(groups)
-    squared = jnp.where(ids < rows, squared, jnp.inf)
-    least, place = lax.top_k(-squared, m)
+    queries, columns = asked.shape
+    parts = asked.reshape(-1, chunk, columns)
+    nearest = lax.map(lambda part: _bounds(tiles, part).argmin(1), parts).reshape(-1)
+    order = jnp.argsort(jnp.where(real, nearest, len(tiles.low)))
+    count = real.sum()
+    # The last chunk is filled up with its last query: no tile is looked at for that.
+    asked = asked[order[jnp.clip(jnp.arange(queries), 0, jnp.maximum(count, 1) - 1)]]
+
+    def one_chunk(i: jax.Array, found: Found) -> Found:
+        part = lax.dynamic_slice(asked, (i * chunk, 0), (chunk, columns))
+        own = _search(tiles, part, m=m, rows=rows)
+        candidates, unseen, seen = (
+            lax.dynamic_update_slice_in_dim(whole, mine, i * chunk, 0)
+            for whole, mine in zip(found, own, strict=True)
+        )
+        return candidates, unseen, seen
+
+    nothing = (
+        jnp.zeros((queries, m), jnp.int32),
+        jnp.zeros(queries, asked.dtype),
+        jnp.zeros(queries, jnp.int32),
+    )
+    candidates, unseen, seen = lax.fori_loop(0, -(-count // chunk), one_chunk, nothing)
+    back = jnp.argsort(order)
+    return candidates[back], unseen[back], seen[back]
+
+
+def _bounds(tiles: Tiles, asked: jax.Array) -> jax.Array:
+    """The least squared distance (Q, tiles) that a state of each tile can have.
+
+    Not above what is computed as Σ(x - q)² for any of its states, since rounding keeps the order:
+    what the certificate allows for that sum is enough for this one.
+    """
+    query = asked[:, None]
+    gap = jnp.maximum(jnp.maximum(tiles.low[None] - query, query - tiles.high[None]), 0)
+    return jnp.square(gap).sum(-1)
+
+
+def _search(tiles: Tiles, asked: jax.Array, *, m: int, rows: int) -> Found:
+    """`_propose` for one chunk of queries."""
+    least, groups, seen = _nearest_groups(tiles, asked, m=m, rows=rows)
+    members = tiles.states.reshape(-1, GROUP, asked.shape[1])[groups]
+    ids = tiles.ids.reshape(-1, GROUP)[groups]
+    squared = jnp.square(members - asked[:, None, None, :]).sum(-1)
+    # A group that is infinitely far was never looked at, or is empty.
+    squared = jnp.where((ids < 0) | jnp.isinf(least)[:, :, None], jnp.inf, squared)
+    squared, ids = (part.reshape(len(asked), -1) for part in (squared, ids))
+    nearest, place = lax.top_k(-squared, m)
     candidates = jnp.take_along_axis(ids, place, 1)
+    seen = jnp.full(len(asked), seen, jnp.int32)
     if m == rows:
-        return candidates, jnp.full(len(asked), jnp.inf, asked.dtype)
-    unseen = -least[:, -1]
-    if m < minima.shape[1]:
-        # Never below the m-th distance but for rounding, which the certificate must know of.
-        other_groups = jnp.take_along_axis(minima, groups[:, -1:], 1)[:, 0]
-        unseen = jnp.minimum(unseen, other_groups + jnp.square(asked).sum(1))
-    return candidates, unseen
+        return candidates, jnp.full(len(asked), jnp.inf, asked.dtype), seen
+    unseen = -nearest[:, -1]
+    if groups.shape[1] < tiles.low.shape[0] * tiles.ids.shape[1] // GROUP:
+        # Never below the m-th distance but for rounding, which the certificate must know of. The
+        # tiles that were not looked at are farther than this.
+        unseen = jnp.minimum(unseen, least[:, -1] + jnp.square(asked).sum(1))
+    return candidates, unseen, seen
 
 
-def _group_minima(states: jax.Array, norms: jax.Array, asked: jax.Array) -> jax.Array:
-    """The least |x - q|² - |q|² in every group of states: (Q, groups)."""
-    tiles, tile, _ = states.shape
-    groups = tile // GROUP
+def _nearest_groups(
+    tiles: Tiles, asked: jax.Array, *, m: int, rows: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The m groups with the least minima |x - q|² - |q|² (Q, m), ascending: minima and numbers.
 
-    def one_tile(i: jax.Array, minima: jax.Array) -> jax.Array:
-        product = jnp.matmul(asked, states[i].T, precision=lax.Precision.HIGHEST)
-        squared = norms[i][None] - 2 * product
+    Also how many tiles were looked at. Fewer than m where there are fewer; infinite minima are
+    those of no group.
+    """
+    count, per_tile = tiles.low.shape[0], tiles.ids.shape[1] // GROUP
+    m = min(m, count * per_tile)
+    at_once = min(count, max(1, PRODUCT // tiles.ids.shape[1]))
+    window = at_once * min(PRODUCTS, -(-count // at_once))
+    bounds, norms = _bounds(tiles, asked), jnp.square(asked).sum(1)
+    by_bound = bounds.min(0)
+    # The nearest tiles that certainly hold m groups, one with fewer rows than others too.
+    enough = min(count, -(-m // -(-(rows // count) // GROUP)))
+    start = -lax.top_k(-bounds, enough)[0][:, -1] if enough > 1 else bounds.min(1)
+
+    def needed(seen: jax.Array, limit: jax.Array) -> jax.Array:
+        return ~seen & (bounds <= limit[:, None]).any(0)
+
+    def look(state: Looked) -> Looked:
+        wanted, seen, least, groups = state
+        chosen = jnp.argsort(jnp.where(wanted, by_bound, jnp.inf))[:window]
+        chosen = jnp.where(wanted[chosen], chosen, count).astype(groups.dtype)  # the empty tile
+        chosen = jnp.pad(chosen, (0, window - len(chosen)), constant_values=count)
+        minima = _group_minima(tiles, asked, chosen, wanted.sum(), at_once)
+        columns = _smallest(minima, min(m, minima.shape[1]))
+        numbers = chosen[columns // per_tile] * per_tile + (columns % per_tile).astype(groups.dtype)
+        both = jnp.concatenate((least, jnp.take_along_axis(minima, columns, 1)), 1)
+        negative, place = lax.top_k(-both, m)
+        groups = jnp.take_along_axis(jnp.concatenate((groups, numbers), 1), place, 1)
+        seen = seen.at[chosen].set(True, mode="drop")
+        farthest = -negative[:, -1]
+        limit = jnp.where(jnp.isinf(farthest), start, farthest + norms)
+        return needed(seen, limit), seen, -negative, groups
+
+    seen = jnp.zeros(count, bool)
+    least = jnp.full((len(asked), m), jnp.inf, asked.dtype)
+    groups = jnp.zeros((len(asked), m), jnp.int32)
+    state = (needed(seen, start), seen, least, groups)
+    _, seen, least, groups = lax.while_loop(lambda state: state[0].any(), look, state)
+    return least, groups, seen.sum()
+
+
+def _group_minima(
+    tiles: Tiles, asked: jax.Array, chosen: jax.Array, count: jax.Array, at_once: int
+) -> jax.Array:
+    """The least |x - q|² - |q|² in every group of the first `count` chosen tiles: (Q, groups)."""
+    size = tiles.ids.shape[1]
+    groups = at_once * size // GROUP
+
+    def some(i: jax.Array, minima: jax.Array) -> jax.Array:
+        these = lax.dynamic_slice(chosen, (i * at_once,), (at_once,))
+        states = tiles.states[these].reshape(at_once * size, -1)
+        product = jnp.matmul(asked, states.T, precision=lax.Precision.HIGHEST)
+        squared = tiles.norms[these].reshape(1, -1) - 2 * product
         least = squared.reshape(len(asked), groups, GROUP).min(-1)
         return lax.dynamic_update_slice(minima, least, (0, i * groups))
 
-    start = jnp.zeros((len(asked), tiles * groups), asked.dtype)
-    return lax.fori_loop(0, tiles, one_tile, start)
+    products = len(chosen) // at_once
+    nothing = jnp.full((len(asked), products * groups), jnp.inf, asked.dtype)
+    return lax.fori_loop(0, jnp.minimum(-(-count // at_once), products), some, nothing)
 
 
 def _smallest(values: jax.Array, m: int) -> jax.Array:

@@ -19,7 +19,7 @@ from icql.retrieval.search import sample_rows, silent
 from icql.retrieval.settings import ContextSettings
 from icql.retrieval.strategies import choose, random_rows, wanted
 
-AHEAD = 2  # blocks that are worked on at once where there is an accelerator
+AHEAD = 3  # blocks that are worked on at once where there is an accelerator
 T = TypeVar("T")
 
 

@@ -86,7 +86,8 @@ class Index:
             least[part] = np.take_along_axis(squared, order, 1)
 
         threads = min(MOST_THREADS, os.cpu_count() or 1)
-        size = max(1, self.room // (ids.shape[1] * self.states.shape[1] * threads))
+        room = min(self.room, ROOM) // threads  # more would not stay in a core's cache
+        size = max(1, room // (ids.shape[1] * self.states.shape[1]))
         parts = [slice(i, i + size) for i in range(0, len(ids), size)]
         if len(parts) == 1:
             work(parts[0])  # threads would only wait for each other

@@ -68,6 +68,7 @@ class Search:
         self._space, self._k = space, k
         self._index = index = Index(states, extent, space.distance, room)
         self._groups = min(k, len(index))
+        self._equal = _equal(index.group) if len(index) < len(states) else None
         self._accelerator = _accelerator(index) if engine == "accelerator" else None
         many = engine == "exact" and min(len(index), 4 * queries) >= CELLS_FROM
         approximate = engine == "approximate" and queries > 0
@@ -88,8 +89,8 @@ class Search:
         first, back = distinct(queries)
         ids, squared = self._search(queries[first], progress)
         away = self._space.distance(squared)
-        if len(self._index) < len(self._index.states):
-            ids, away = _members(self._index, ids, away, self._k)
+        if self._equal is not None:
+            ids, away = _members(self._index, self._equal, ids, away, self._k)
         return ids[back], away[back]
 
     def _search(self, queries: Points, progress: Progress) -> tuple[Ids, Rows]:
@@ -118,11 +119,17 @@ def merge(one: tuple[Ids, Rows], other: tuple[Ids, Rows], keep: int) -> tuple[Id
     return np.take_along_axis(ids, order, 1), np.take_along_axis(away, order, 1)
 
 
-def _members(index: Index, groups: Ids, distances: Rows, k: int) -> tuple[Ids, Rows]:
+def _equal(group: Ids) -> tuple[Ids, Ids, Ids]:
+    """How many rows each group has, where it starts, and the rows by group, then by id."""
+    sizes = np.bincount(group)
+    return sizes, np.cumsum(sizes) - sizes, np.argsort(group, kind="stable")
+
+
+def _members(
+    index: Index, equal: tuple[Ids, Ids, Ids], groups: Ids, distances: Rows, k: int
+) -> tuple[Ids, Rows]:
     """Replace groups of equal states (Q, g) by their rows: the first k by (distance, id)."""
-    sizes = np.bincount(index.group)
-    rows = np.argsort(index.group, kind="stable")  # by group, then by id
-    start = np.cumsum(sizes) - sizes
+    sizes, start, rows = equal
     ids, away = np.empty((len(groups), k), np.int64), np.empty((len(groups), k))
     found = groups.shape[1]
     ids[:, :found], away[:, :found] = rows[start[groups]], distances

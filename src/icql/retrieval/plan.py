@@ -9,6 +9,7 @@ from icql.retrieval.index import ROOM
 
 BLOCK = 64_000  # rows whose contexts are found at once: a few seconds of work that may be lost
 FIXED = 16_000_000  # bytes of one block of faiss's matrix products
+WHOLE = 8  # times `ROOM`, to have room for the candidates of a block's queries
 LEAST = 512  # rows; every block is a multiple of it
 
 
@@ -37,16 +38,25 @@ class Plan:
 
 
 def plan(
-    rows: int, known: int, columns: int, wanted: int, memory: int | None, *, cosine: bool
+    rows: int,
+    known: int,
+    columns: int,
+    wanted: int,
+    memory: int | None,
+    *,
+    cosine: bool,
+    whole_blocks: bool = False,
 ) -> Plan:
     """Cut the work so that it takes at most about `memory` bytes; None: as much as is useful.
+
+    With `whole_blocks` that is all queries of a block: an accelerator sorts them by place first.
 
     Beyond what faiss takes at any size, half is for the part of the dataset that is searched (its
     float32 rows twice, and ids), a quarter for the rows whose contexts are found, a quarter for
     ranking.
     """
     if memory is None:
-        return Plan(rows, known, max(rows, 1), BLOCK)
+        return Plan(rows, known, max(rows, 1), BLOCK, WHOLE * ROOM if whole_blocks else ROOM)
     searched = 8 * columns + 80 + (8 * (columns + 2) if cosine else 0)
     found = 16 * columns + 80 + 128 * wanted
     part = (memory - FIXED) // 4

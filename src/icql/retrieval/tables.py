@@ -147,6 +147,7 @@ def _compute(
         wanted(settings, not settings.include_self, rows),
         memory,
         cosine=settings.metric == "cosine",
+        whole_blocks=engine == "accelerator",
     )
     draft = (
         Draft(pieces, settings.k)

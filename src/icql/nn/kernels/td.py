@@ -1,8 +1,7 @@
 """The TD recursion of :mod:`icql.nn.in_context` as one GPU kernel, with its own gradient.
 
-Written layer by layer, the recursion is hundreds of small kernels; here one program keeps Φ, Φ' and
-w of a few contexts in registers and walks through all layers. Reading C is what limits it: hence a
-few contexts, which share what is read. The reduced form is the oracle: same
+Written layer by layer, the recursion is hundreds of small kernels; here one program per context
+keeps Φ, Φ' and w in registers and walks through all layers. The reduced form is the oracle: same
 inputs, same weights w_L, same gradients.
 
 Every product of a matrix and a vector sums over the first axis, where threads hold whole columns
@@ -27,8 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as gpu
 from jaxtyping import Array, Float
 
-GROUP = 2  # contexts per program
-WARPS = 2  # per context
+WARPS = 2
 
 
 def fused(
@@ -92,48 +90,45 @@ _solve.defvjp(_forward, _backward)
 def _call(
     kernel: Any, per_context: list[Array], c: Array, outputs: list[Any], interpret: bool
 ) -> list[Array]:
-    """Run `kernel` on groups of contexts: it sees their slices and all of C."""
-    contexts = len(per_context[0])
-    group = GROUP if contexts % GROUP == 0 else 1
+    """Run `kernel` once per context: it sees that context's slices and all of C."""
 
     def own(x: Any) -> pl.BlockSpec:
-        return pl.BlockSpec((group, *x.shape[1:]), lambda i: (i, *[0] * (len(x.shape) - 1)))
+        return pl.BlockSpec((None, *x.shape[1:]), lambda i: (i, *[0] * (len(x.shape) - 1)))
 
     whole = pl.BlockSpec(c.shape, lambda i: (0, 0, 0))
     result = pl.pallas_call(
         kernel,
         out_shape=outputs,
-        grid=(contexts // group,),
+        grid=(len(per_context[0]),),
         in_specs=[*(own(x) for x in per_context), whole],
         out_specs=[own(x) for x in outputs],
         interpret=interpret,
-        compiler_params=gpu.CompilerParams(num_warps=WARPS * group, num_stages=1),
+        compiler_params=gpu.CompilerParams(num_warps=WARPS, num_stages=1),
         name="td" + kernel.func.__name__.removesuffix("_kernel"),
     )(*per_context, c)
     return list(result)
 
 
 class _Tile:
-    """Where context `i` of a program's group lies, padded to powers of two by zeros."""
+    """Where one context lies, padded to powers of two by zeros that have no effect."""
 
-    def __init__(self, phi: Any, i: int) -> None:
-        self.i = i
-        _, self.n, self.d = phi.shape
-        self.rows, self.columns = (jnp.arange(pl.next_power_of_2(size)) for size in phi.shape[1:])
+    def __init__(self, phi: Any) -> None:
+        self.n, self.d = phi.shape
+        self.rows, self.columns = (jnp.arange(pl.next_power_of_2(size)) for size in phi.shape)
 
     def per_row(self, ref: Any) -> tuple[Any, Any]:
-        return ref.at[self.i, self.rows], self.rows < self.n
+        return ref.at[self.rows], self.rows < self.n
 
     def per_feature(self, ref: Any, *at: Any) -> tuple[Any, Any]:
-        return ref.at[self.i, *at, self.columns], self.columns < self.d
+        return ref.at[*at, self.columns], self.columns < self.d
 
     def features(self, ref: Any) -> tuple[Any, Any]:
         inside = (self.rows < self.n)[:, None] & (self.columns < self.d)[None, :]
-        return ref.at[self.i, self.rows[:, None], self.columns[None, :]], inside
+        return ref.at[self.rows[:, None], self.columns[None, :]], inside
 
     def transposed(self, ref: Any) -> tuple[Any, Any]:
         inside = (self.columns < self.d)[:, None] & (self.rows < self.n)[None, :]
-        return ref.at[self.i, self.rows[None, :], self.columns[:, None]], inside
+        return ref.at[self.rows[None, :], self.columns[:, None]], inside
 
     def square(self, ref: Any, layer: Any) -> tuple[Any, Any]:
         inside = (self.columns < self.d)[:, None] & (self.columns < self.d)[None, :]
@@ -153,41 +148,29 @@ def _times(transposed: Any, vector: Any) -> Any:
     return (transposed * vector[:, None]).sum(0)
 
 
-class _Context:
-    """One context in registers: r, m, Φ, and D = γ m∘Φ' − Φ transposed."""
-
-    def __init__(self, phi: Any, phi_next: Any, r: Any, mask: Any, discount: float, i: int) -> None:
-        self.tile = tile = _Tile(phi, i)
-        self.n, self.discount = tile.n, discount
-        self.m, self.r = _load(tile.per_row(mask)), _load(tile.per_row(r))
-        self.phi, self.phi_t = _load(tile.features(phi)), _load(tile.transposed(phi))
-        self.change_t = discount * self.m[None, :] * _load(tile.transposed(phi_next)) - self.phi_t
-
-    def step(self, w: Any) -> tuple[Any, Any]:
-        """δ = r + D w and u = Φᵀδ / N."""
-        delta = self.r + _times(self.change_t, w)
-        return delta, _times(self.phi, delta) / self.n
-
-
 def _forward_kernel(
     discount: float, phi: Any, phi_next: Any, r: Any, mask: Any, c_transposed: Any, out: Any
 ) -> None:
-    group, layers = phi.shape[0], c_transposed.shape[0]
-    contexts = [_Context(phi, phi_next, r, mask, discount, i) for i in range(group)]
-    tile = contexts[0].tile
+    tile, layers = _Tile(phi), c_transposed.shape[0]
+    m, reward, features = (
+        _load(tile.per_row(mask)),
+        _load(tile.per_row(r)),
+        _load(tile.features(phi)),
+    )
+    change_t = discount * m[None, :] * _load(tile.transposed(phi_next)) - _load(
+        tile.transposed(phi)
+    )
 
     def layer(step: Any, carry: Any) -> Any:
-        weights, c_t = carry
+        w, c_t = carry
         c_next = _load(tile.square(c_transposed, jnp.minimum(step + 1, layers - 1)))
-        weights = tuple(
-            w + _times(c_t, x.step(w)[1]) for w, x in zip(weights, contexts, strict=True)
-        )
-        for w, x in zip(weights, contexts, strict=True):
-            _store(x.tile.per_feature(out, step), w)
-        return weights, c_next
+        delta = reward + _times(change_t, w)
+        w = w + _times(c_t, _times(features, delta) / tile.n)
+        _store(tile.per_feature(out, step), w)
+        return w, c_next
 
     zero = jnp.zeros(tile.columns.shape, jnp.float32)
-    jax.lax.fori_loop(0, layers, layer, ((zero,) * group, _load(tile.square(c_transposed, 0))))
+    jax.lax.fori_loop(0, layers, layer, (zero, _load(tile.square(c_transposed, 0))))
 
 
 def _backward_kernel(
@@ -206,44 +189,47 @@ def _backward_kernel(
     g_out: Any,
     u_out: Any,
 ) -> None:
-    group, layers = phi.shape[0], c.shape[0]
-    contexts = [_Context(phi, phi_next, r, mask, discount, i) for i in range(group)]
-    tile = contexts[0].tile
-    changes = [discount * x.m[:, None] * _load(x.tile.features(phi_next)) - x.phi for x in contexts]
+    tile, layers = _Tile(phi), c.shape[0]
+    m, reward = _load(tile.per_row(mask)), _load(tile.per_row(r))
+    features, features_t = _load(tile.features(phi)), _load(tile.transposed(phi))
+    change = discount * m[:, None] * _load(tile.features(phi_next)) - features
+    change_t = discount * m[None, :] * _load(tile.transposed(phi_next)) - features_t
 
     def layer(back: Any, carry: Any) -> Any:
-        states, c_layer = carry
+        g, c_layer, d_features, d_change, d_reward = carry
         step = layers - 1 - back
         c_next = _load(tile.square(c, jnp.maximum(step - 1, 0)))
-        new = []
-        for x, change, (g, d_features, d_change, d_reward) in zip(
-            contexts, changes, states, strict=True
-        ):
-            # w_ℓ is what layer ℓ − 1 stored; the first layer starts from zero
-            place, inside = x.tile.per_feature(trace, jnp.maximum(step - 1, 0))
-            w = _load((place, inside & (step > 0)))
-            delta, u = x.step(w)
-            _store(x.tile.per_feature(g_out, step), g)
-            _store(x.tile.per_feature(u_out, step), u)
-            h = _times(c_layer, g) / x.n
-            e = _times(x.phi_t, h)
-            new.append(
-                (
-                    g + _times(change, e),
-                    d_features + delta[:, None] * h[None, :],
-                    d_change + e[:, None] * w[None, :],
-                    d_reward + e,
-                )
-            )
-        return tuple(new), c_next
+        # w_ℓ is what layer ℓ − 1 stored; the first layer starts from zero
+        place, inside = tile.per_feature(trace, jnp.maximum(step - 1, 0))
+        w = _load((place, inside & (step > 0)))
+        delta = reward + _times(change_t, w)
+        _store(tile.per_feature(g_out, step), g)
+        _store(tile.per_feature(u_out, step), _times(features, delta) / tile.n)
+        h = _times(c_layer, g) / tile.n
+        e = _times(features_t, h)
+        return (
+            g + _times(change, e),
+            c_next,
+            d_features + delta[:, None] * h[None, :],
+            d_change + e[:, None] * w[None, :],
+            d_reward + e,
+        )
 
     zeros = jnp.zeros((len(tile.rows), len(tile.columns)), jnp.float32)
-    zero = jnp.zeros(tile.rows.shape, jnp.float32)
-    start = tuple((_load(x.tile.per_feature(g_last)), zeros, zeros, zero) for x in contexts)
-    states, _ = jax.lax.fori_loop(0, layers, layer, (start, _load(tile.square(c, layers - 1))))
-    for x, (_, d_features, d_change, d_reward) in zip(contexts, states, strict=True):
-        _store(x.tile.features(d_phi), d_features - d_change)
-        _store(x.tile.features(d_next), discount * x.m[:, None] * d_change)
-        _store(x.tile.per_row(d_r), d_reward)
-        following = _load(x.tile.features(phi_next))
-        _store(x.tile.per_row(d_mask), discount * (d_change * following).sum(1))
+    _, _, d_features, d_change, d_reward = jax.lax.fori_loop(
+        0,
+        layers,
+        layer,
+        (
+            _load(tile.per_feature(g_last)),
+            _load(tile.square(c, layers - 1)),
+            zeros,
+            zeros,
+            jnp.zeros(tile.rows.shape, jnp.float32),
+        ),
+    )
+    _store(tile.features(d_phi), d_features - d_change)
+    _store(tile.features(d_next), discount * m[:, None] * d_change)
+    _store(tile.per_row(d_r), d_reward)
+    following = _load(tile.features(phi_next))
+    _store(tile.per_row(d_mask), discount * (d_change * following).sum(1))

@@ -16,7 +16,9 @@ import pytest
 
 import icql
 import pendulum
+from icql.training.grid import Member
 from icql.training.run_folder import RunFolder
+from icql.training.watch import Watch
 
 TINY = {
     "batch_size": 32,
@@ -216,3 +218,29 @@ def test_a_run_that_does_not_fit_is_refused(data, tmp_path, monkeypatch):
             "bc", dataset=str(data), out=tmp_path / "run", settings={"hidden": [8]}, quiet=True
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_critic_beyond_all_that_rewards_allow_is_said_so(tmp_path, capsys):
+    kwargs = {"algo": "iql", "dataset": "hopper-mini", "steps": 20, "seeds": 2}
+    fine = icql.train(**kwargs, run={"episodes": 0}, out=tmp_path / "fine")
+    assert fine["warnings"] == []
+    assert "run away" not in capsys.readouterr().err
+    # with rewards next to nothing, the values that a fresh network gives are too high already
+    tiny = {"data.reward_scale": 1e-9}
+    wrong = icql.train(**kwargs, run={"episodes": 0}, settings=tiny, out=tmp_path / "wrong")
+    assert [w for w in wrong["warnings"] if "seed 0" in w or "seed 1" in w] == wrong["warnings"]
+    assert wrong["warnings"]
+    assert capsys.readouterr().err.count("run away") == 1  # said once while it trains
+
+
+def test_the_largest_value_is_the_largest_reward_forever():
+    members = [Member(0, {}), Member(1, {"discount": 0.5})]
+    watch = Watch(members, largest_reward=2.0, discount=0.9)
+    assert watch.warnings({"q": [19.9, 3.9]}) == []
+    assert len(watch.warnings({"q": [20.1, 3.9]})) == 1
+    assert "seed 1" in watch.warnings({"q": [19.9, 4.1]})[0]
+    assert Watch(members, largest_reward=-1.0, discount=0.9).limit(members[0]) == 0
+    assert watch.warnings({"policy_loss": [1e9, 1e9]}) == []
+    assert watch.first({"q": [1.0, 1.0]}) is None
+    assert watch.first({"q": [30.0, 1.0]}) is not None
+    assert watch.first({"q": [30.0, 1.0]}) is None

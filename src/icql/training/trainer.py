@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from icql.progress import Display, Work
 from icql.retrieval import Neighbours, build_neighbours, default_cache_dir
 from icql.training.checkpoint import Checkpoints
 from icql.training.device import DeviceData, Normaliser, fit_normaliser
-from icql.training.grid import Member, check_grid, columns
+from icql.training.grid import check_grid, columns
 from icql.training.group import agree, is_first, share, stopping_together
 from icql.training.loop import Loop
 from icql.training.memory import check_memory
@@ -34,6 +34,7 @@ from icql.training.plan import Plan, check_folder, make_manifest
 from icql.training.plots import draw_run
 from icql.training.run_folder import RunFolder
 from icql.training.stream import Streamed, feed, rows_per_update
+from icql.training.watch import Watch, check_finite
 
 PROBE = 256  # transitions that diagnostics look at, the same ones every time
 
@@ -77,7 +78,9 @@ def run_training(
         return follow(plan, loop, states)
     # only now is everything known to fit together: a refused run leaves no folder behind
     folder = RunFolder.open(out) if resume else RunFolder.create(out, manifest)
-    session = _Session(plan, loop, fed, folder, normaliser, environments, display)
+    largest = float(data.rewards.max(initial=-np.inf)) * normaliser.reward_scale
+    watch = Watch(members, largest, plan.settings.discount)
+    session = _Session(plan, loop, fed, folder, normaliser, environments, watch, display)
     try:
         result = session.finish(session.train(states, resume=resume), data)
     finally:
@@ -159,20 +162,6 @@ def open_environments(plan: Plan, data: Transitions) -> EnvPool | None:
     return pool
 
 
-def check_finite(metrics: dict[str, np.ndarray], members: Sequence[Member], step: int) -> None:
-    """Stop with a clear message where training has diverged."""
-    for name, values in metrics.items():
-        bad = ~np.isfinite(values)
-        if bad.any():
-            label = members[int(np.argmax(bad))].label
-            raise UserError(
-                f"training diverged: {name} of {label} is not finite before update {step:,}.",
-                where=name,
-                fix="Scale rewards down (--data.reward-scale 0.01), take two critics (--critics 2) "
-                "or lower --local.c-scale; metrics.jsonl shows where it began.",
-            )
-
-
 class _Session:
     """The moving parts of one run."""
 
@@ -184,11 +173,12 @@ class _Session:
         folder: RunFolder,
         normaliser: Normaliser,
         environments: EnvPool | None,
+        watch: Watch,
         display: Display,
     ) -> None:
         self.plan, self.loop, self.data = plan, loop, data
         self.folder, self.normaliser, self.display = folder, normaliser, display
-        self.environments = environments
+        self.environments, self.watch = environments, watch
         self.members = plan.members
         self.pace = _Pace()
         self.checkpoints = Checkpoints(folder.path / "checkpoints")
@@ -232,7 +222,9 @@ class _Session:
             critics = self.loop.each(lambda algorithm, state: algorithm.critic(state), states)
             save_weights(self.folder.critic_path, critics)
         task = self.plan.task
-        evaluations = [row for row in self.folder.rows() if row["kind"] == "evaluation"]
+        rows = list(self.folder.rows())
+        evaluations = [row for row in rows if row["kind"] == "evaluation"]
+        last = next(row for row in reversed(rows) if row["kind"] == "train")
         result = {
             "run": str(self.folder.path),
             "algo": self.plan.algo,
@@ -243,6 +235,7 @@ class _Session:
             "seeds": list(self.plan.seeds),
             "grid": {name: list(values) for name, values in self.plan.grid.items()},
             "updates_per_second": self.pace.rate,
+            "warnings": self.watch.warnings(last),
             "score": self._scores(evaluations) if self.environments is not None else None,
             "behaviour_score": None if task is None else task.behaviour_score(data.info),
             "behaviour_return": (
@@ -262,6 +255,8 @@ class _Session:
                 states, means = self.loop.advance(states, step, updates)
             step += updates
             check_finite(means, self.members, step)
+            if (warning := self.watch.first(means)) is not None:
+                self.display.say(f"warning: before update {step:,} {warning}")
             for name, value in means.items():
                 sums[name] = sums.get(name, 0.0) + value * updates
             work.update(step, self._describe(means))

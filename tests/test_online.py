@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -191,6 +192,18 @@ def test_a_killed_run_goes_on_to_the_same_parameters(whole: OnlineRun, tmp_path:
     assert tree_hash(resumed.state) == tree_hash(whole.state)
     assert resumed.evaluations == whole.evaluations
     np.testing.assert_array_equal(resumed.journal.observations, whole.journal.observations)
+
+
+def test_a_finished_run_opens_where_the_simulator_rounds_otherwise(
+    whole: OnlineRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(journal: Journal, group: EnvGroup) -> None:
+        raise AssertionError("nothing is stepped any more, so nothing is to be replayed")
+
+    folder = Path(shutil.copytree(whole.folder, tmp_path / "copy"))
+    monkeypatch.setattr(Journal, "restore", never)
+    again = run_tiny(folder)
+    assert tree_hash(again.state) == tree_hash(whole.state)
 
 
 def test_a_run_learns_evaluates_and_refuses_other_settings(whole: OnlineRun) -> None:

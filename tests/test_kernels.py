@@ -218,6 +218,42 @@ def test_one_pass_over_context_and_query_equals_two(monkeypatch, context_dropout
     np.testing.assert_array_equal(dropped, q(s, a, around, key=jax.random.key(3)))
 
 
+def test_critics_side_by_side_equal_critics_one_after_the_other(monkeypatch):
+    s, a, around = queries()
+    q, key = critics(context_dropout=False), jax.random.key(5)
+
+    def values(q):
+        both = q(s, a, around), q(s, a, around, key=key), q.at(s, around, key=key)(a, key=key)
+        return jnp.stack(both)
+
+    def gradient(q):
+        return jax.tree.leaves(eqx.filter_grad(lambda q: (values(q) ** 2).mean())(q))
+
+    in_turn, slopes = values(q), gradient(q)  # as on a CPU
+    monkeypatch.setattr("icql.nn.critics.on_gpu", lambda: True)
+    np.testing.assert_allclose(values(q), in_turn, rtol=1e-5, atol=1e-6)
+    for mine, expected in zip(gradient(q), slopes, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_phi_in_one_kernel_serves_several_networks():
+    x = jax.random.normal(jax.random.key(1), (70, 5))
+    keys = jax.random.split(jax.random.key(2), 6)
+    w, v = (
+        jax.random.normal(k, (2, *size))
+        for k, size in zip(keys[:2], [(5, 16), (16, 16)], strict=True)
+    )
+    b, scale, shift, c = (jax.random.normal(k, (2, 16)) for k in keys[2:])
+
+    def network(w, b, scale, shift, v, c):
+        return features.forward(x, [(w, b, scale, shift)], (v, c), "none", interpret=True)
+
+    both = jax.vmap(network)(w, b, scale, shift, v, c)
+    for i in range(2):
+        alone = network(*(p[i] for p in (w, b, scale, shift, v, c)))
+        np.testing.assert_allclose(both[i], alone, rtol=1e-5, atol=1e-5)
+
+
 def test_bfloat16_features_change_values_and_gradients_by_little():
     """The bound of docs/performance.md: root mean square, 2 % of values, 5 % of gradients."""
     s, a, around = queries()

@@ -10,6 +10,8 @@ import pytest
 from icql.errors import UserError
 from icql.retrieval import ContextSettings, build_neighbours, retrieve
 from icql.retrieval import nearest as nearest_module
+from icql.retrieval.approximate import Codes
+from icql.retrieval.index import Cells
 from retrieval_cases import assert_same, brute_force, gaits, one_thread, transitions
 
 __all__ = ["one_thread"]
@@ -50,6 +52,30 @@ def test_a_higher_floor_probes_more_cells(tmp_path: Path) -> None:
     assert reports[1].recall >= 0.9999
     assert reports[1].sample == 1000
     assert "recall" in str(reports[1])
+
+
+@pytest.mark.parametrize("columns", [1, 4, 60])
+def test_states_on_very_different_scales_are_found_too(columns: int) -> None:
+    """Four bits around a cell's centre cannot tell the close ones apart: float32 has to."""
+    rng = np.random.default_rng(0)
+    states = rng.standard_t(1.5, size=(3000, columns))
+    away = retrieve(states, states[::3], 10, engine="approximate")[1]
+    true_away = retrieve(states, states[::3], 10)[1]
+    assert (away <= true_away[:, -1:]).mean() >= 0.999
+
+
+def test_codes_are_used_where_they_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    probe = Codes.probe
+    monkeypatch.setattr(
+        Codes,
+        "probe",
+        lambda self, asked, *how: used.append(len(asked)) or probe(self, asked, *how),
+    )
+    monkeypatch.setattr(Cells, "probe", None)
+    states = gaits(6000)
+    retrieve(states, states[::2], 10, engine="approximate")
+    assert sum(used) >= 3000
 
 
 def test_a_floor_out_of_reach_is_an_error() -> None:

@@ -150,6 +150,10 @@ class Cells:
         ids: Ids = self._ivf.search(asked.astype(np.float32), m)[1]
         return ids
 
+    def width(self, m: int, probes: int) -> int:
+        """How many float64 numbers a query takes."""
+        return 2 * (m + probes)
+
     def touched(self, asked: Rows, reach: Rows) -> NDArray[np.bool_]:
         """Which cells (Q, cells) may hold a state whose |x - y|² is at most `reach` (Q,).
 

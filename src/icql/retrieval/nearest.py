@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icql.retrieval.approximate import Calibration, calibrate, search_approximate
+from icql.retrieval.approximate import Calibration, Codes, calibrate, search_approximate
 from icql.retrieval.distinct import distinct
 from icql.retrieval.exact import from_faiss, search_exact
 from icql.retrieval.index import ROOM, Cells, Index, Progress
@@ -71,13 +71,17 @@ class Search:
         self._equal = _equal(index.group) if len(index) < len(states) else None
         self._accelerator = _accelerator(index) if engine == "accelerator" else None
         many = engine == "exact" and min(len(index), 4 * queries) >= CELLS_FROM
-        approximate = engine == "approximate" and queries > 0
-        self._cells = Cells(index, settings.seed) if many or approximate else None
-        self.calibration: Calibration | None = None
-        if approximate and self._cells is not None:
-            self.calibration = calibrate(
-                index, self._cells, sample(), self._groups, settings.recall_floor, progress
+        self._cells = Cells(index, settings.seed) if many else None
+        self._probed: tuple[Codes | Cells, Calibration] | None = None
+        if engine == "approximate" and queries > 0:
+            self._probed = calibrate(
+                index, settings.seed, sample(), self._groups, settings.recall_floor, progress
             )
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What approximate search was found to need."""
+        return None if self._probed is None else self._probed[1]
 
     def __call__(self, queries: Points, progress: Progress) -> tuple[Ids, Rows]:
         """Ids (Q, k) and distances (Q, k) of embedded queries, nearest first, ties by row id.
@@ -95,9 +99,9 @@ class Search:
 
     def _search(self, queries: Points, progress: Progress) -> tuple[Ids, Rows]:
         index, k = self._index, self._groups
-        if self._cells is not None and self.calibration is not None:
-            probes = self.calibration.probes
-            return search_approximate(index, self._cells, queries, k, probes, progress)
+        if self._probed is not None:
+            cells, found = self._probed
+            return search_approximate(index, cells, queries, k, found.probes, progress)
         if self._accelerator is not None:
             device = self._accelerator
             return search_exact(index, device.propose, queries, k, progress, most=device.most)

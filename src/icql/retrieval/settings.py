@@ -29,8 +29,8 @@ class ContextSettings:
     """Whether a transition may be part of its own state's context (in the paper it may)."""
     engine: Engine = "auto"
     """exact: equal to float64 brute force; accelerator: the same on JAX's devices; approximate:
-    faiss IVF with measured recall; auto: the accelerator where there is one, else exact unless the
-    data is large."""
+    codes of four bits, with measured recall; auto: the accelerator where there is one, else exact
+    unless the data is large."""
     recall_floor: float = 0.999
     """Least recall that approximate search must show against an exact sample."""
     seed: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import equinox as eqx
@@ -130,6 +131,25 @@ def test_phi_in_one_kernel_is_as_near_to_float32_as_layer_by_layer(inputs, hidde
     assert features.fits(inputs, (*hidden, 16))
     found = features.forward(x, layers, (last.weight, last.bias), "tanh", interpret=True)
     assert jnp.abs(found - exact).mean() <= jnp.abs(net(x) - exact).mean()
+
+
+def test_all_kernels_can_be_lowered_for_a_gpu():
+    """As far as a machine without one can tell: what Triton lacks is found here."""
+    several, words = context((3,), 20, 64, 20), random_words(jax.random.key(0))
+    layers = [(jnp.ones((23, 64)), *[jnp.ones(64)] * 3), (jnp.ones((64, 64)), *[jnp.ones(64)] * 3)]
+    last, x, vectors = (jnp.ones((64, 16)), jnp.ones(16)), jnp.ones((70, 23)), [jnp.ones(23)] * 3
+
+    def both_ways(loss):
+        return lambda *arguments: jax.value_and_grad(loss, tuple(range(len(arguments))))(*arguments)
+
+    programs = [
+        (both_ways(lambda *c: fused(*c, 0.99).sum()), several, 2),
+        (both_ways(lambda x, *v: norm_dropout(x, *v, words, 0.1).sum()), (x, *vectors), 2),
+        (lambda x: features.forward(x, layers, last, "tanh"), (x,), 1),
+    ]
+    for program, arguments, kernels in programs:
+        lowered = jax.jit(program).trace(*arguments).lower(lowering_platforms=("cuda",))
+        assert len(re.findall(r"@\S*triton", lowered.as_text())) == kernels
 
 
 def test_phi_in_one_kernel_has_the_gradient_of_its_layers(monkeypatch):

@@ -230,7 +230,14 @@ def test_a_critic_beyond_all_that_rewards_allow_is_said_so(tmp_path, capsys):
     wrong = icql.train(**kwargs, run={"episodes": 0}, settings=tiny, out=tmp_path / "wrong")
     assert [w for w in wrong["warnings"] if "seed 0" in w or "seed 1" in w] == wrong["warnings"]
     assert wrong["warnings"]
-    assert capsys.readouterr().err.count("run away") == 1  # said once while it trains
+    said = capsys.readouterr().err
+    assert said.count("run away") == 1  # once while it trains
+    assert "--bound-values" in said
+    tiny["bound_values"] = True
+    braked = icql.train(**kwargs, run={"episodes": 0}, settings=tiny, out=tmp_path / "braked")
+    assert "--bound-values" not in capsys.readouterr().err  # that is what it has
+    hashes = {run["parameter_hash"] for run in (wrong, braked)}
+    assert len(hashes) == 2  # the range of rewards reaches the update
 
 
 def test_the_largest_value_is_the_largest_reward_forever():

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from icql.algos.base import Batch, DataSettings, Needs, Spec
 from icql.algos.optimise import adam
@@ -38,6 +39,10 @@ class CriticSettings:
     """Adam's learning rate for the critics."""
     policy_learning_rate: float = 3e-4
     """Adam's learning rate for the policy."""
+    bound_values: bool = False
+    """Keep the next state's value, before a target is made of it, within what rewards like the
+    data's can add up to: no policy has more than max r / (1 − γ). A brake for critics that run
+    away; in none of the papers."""
     gradient_clip: float = 0.0
     """Largest gradient norm of the critics (0: no clipping; the ICQL paper: 10)."""
     hidden: tuple[int, ...] = (256, 256)
@@ -139,6 +144,17 @@ def _critics(
         key=key,
         layer_norm=layer_norm,
     )
+
+
+def bounded(
+    values: Float[Array, "..."], settings: CriticSettings, spec: Spec
+) -> Float[Array, "..."]:
+    """Values between min r / (1 − γ) and max r / (1 − γ), 0 included, where settings ask for it."""
+    if not settings.bound_values:
+        return values
+    least, largest = min(spec.rewards[0], 0.0), max(spec.rewards[1], 0.0)
+    horizon = 1 / (1 - settings.discount)
+    return jnp.clip(values, least * horizon, largest * horizon)
 
 
 def critic_optimiser(settings: CriticSettings) -> optax.GradientTransformation:

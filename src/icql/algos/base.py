@@ -9,6 +9,7 @@ name.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, Protocol, TypeVar
 
 import equinox as eqx
@@ -82,6 +83,7 @@ class Spec:
     observation_dim: int
     action_dim: int
     steps: int  # planned updates, for schedules
+    rewards: tuple[float, float] = (-inf, inf)  # least and largest, as the algorithm sees them
 
 
 @dataclass(frozen=True)

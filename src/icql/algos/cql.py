@@ -29,6 +29,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from icql.algos.actor_critic import (
     CriticSettings,
     at_least,
+    bounded,
     critic_optimiser,
     needs_of,
     q_by_layer,
@@ -128,7 +129,8 @@ class CQL:
         )
 
         a_next, log_prob_next = state.pi.model.sample(query.s_next, key=next_key)
-        v_next = state.q_target(query.s_next, a_next, batch.context_next).min(0)
+        q_next = state.q_target(query.s_next, a_next, batch.context_next).min(0)
+        v_next = bounded(q_next, s, self.spec)
         if s.backup_entropy:
             v_next = v_next - temperature * log_prob_next
         y = bellman_target(query.r, query.mask, v_next, s.discount)

@@ -26,6 +26,7 @@ from jaxtyping import Array, PRNGKeyArray
 from icql.algos.actor_critic import (
     DelayedSettings,
     at_least,
+    bounded,
     critic_optimiser,
     q_critics,
     v_critic,
@@ -126,9 +127,8 @@ class DMG(TD3Based[DMGSettings]):
             )
             q_next = state.q_target(query.s_next, a_next, batch.context_next).min(0)
             v_next = v.model(query.s_next, None, batch.context_next)[0]
-            y = bellman_target(
-                query.r, query.mask, mild_value(q_next, v_next, s.mixture), s.discount
-            )
+            mild = bounded(mild_value(q_next, v_next, s.mixture), s, self.spec)
+            y = bellman_target(query.r, query.mask, mild, s.discount)
 
             def critic_loss(q: Critics) -> tuple[Array, Metrics]:
                 values = q(query.s, query.a, batch.context, key=q_key)

@@ -26,6 +26,7 @@ from jaxtyping import Array, PRNGKeyArray
 from icql.algos.actor_critic import (
     CriticSettings,
     at_least,
+    bounded,
     critic_optimiser,
     needs_of,
     q_by_layer,
@@ -136,7 +137,7 @@ class IQL:
 
         pi, pi_loss, _ = descend(state.pi, self._policy_optimiser(), policy_loss)
 
-        y = bellman_target(query.r, query.mask, v_next, s.discount)
+        y = bellman_target(query.r, query.mask, bounded(v_next, s, self.spec), s.discount)
 
         def critic_loss(q: Critics) -> tuple[Array, Array]:
             error = y - q(query.s, query.a, batch.context, key=q_key)

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.actor_critic import DelayedSettings, at_least, critic_optimiser
+from icql.algos.actor_critic import DelayedSettings, at_least, bounded, critic_optimiser
 from icql.algos.base import Batch, Metrics
 from icql.algos.optimise import Trained, descend, follow
 from icql.algos.td3 import TD3Based, TD3State, policy_optimiser, start_td3
@@ -87,7 +87,7 @@ class ReBRAC(TD3Based[ReBRACSettings]):
                 state.pi_target(query.s_next), noise, s.policy_noise, s.noise_limit
             )
             q_next = state.q_target(query.s_next, a_next, batch.context_next).min(0)
-            v_next = rebrac_value(q_next, a_next - query.a_next, s.critic_bc)
+            v_next = rebrac_value(bounded(q_next, s, self.spec), a_next - query.a_next, s.critic_bc)
             y = bellman_target(query.r, query.mask, v_next, s.discount)
 
             def critic_loss(q: Critics) -> tuple[Array, Metrics]:

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.actor_critic import DelayedSettings, at_least, critic_optimiser
+from icql.algos.actor_critic import DelayedSettings, at_least, bounded, critic_optimiser
 from icql.algos.base import Batch, Metrics
 from icql.algos.optimise import Trained, descend, follow
 from icql.algos.td3 import TD3Based, TD3State, policy_optimiser, start_td3
@@ -73,7 +73,7 @@ class TD3BC(TD3Based[TD3BCSettings]):
                 state.pi_target(query.s_next), noise, s.policy_noise, s.noise_limit
             )
             q_next = state.q_target(query.s_next, a_next, batch.context_next).min(0)
-            y = bellman_target(query.r, query.mask, q_next, s.discount)
+            y = bellman_target(query.r, query.mask, bounded(q_next, s, self.spec), s.discount)
 
             def critic_loss(q: Critics) -> tuple[Array, Metrics]:
                 values = q(query.s, query.a, batch.context, key=q_key)

@@ -136,6 +136,12 @@ def fit_normaliser(data: Transitions, settings: DataSettings) -> Normaliser:
     return Normaliser(mean.astype(np.float32), spread.astype(np.float32), float(scale))
 
 
+def reward_range(data: Transitions, normaliser: Normaliser) -> tuple[float, float]:
+    """The least and the largest reward, on the scale that is trained on."""
+    least, largest = data.rewards.min(initial=np.inf), data.rewards.max(initial=-np.inf)
+    return float(least) * normaliser.reward_scale, float(largest) * normaliser.reward_scale
+
+
 def to_device(
     data: Transitions,
     normaliser: Normaliser,

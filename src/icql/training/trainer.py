@@ -23,7 +23,7 @@ from icql.nn.policies import Standardised
 from icql.progress import Display, Work
 from icql.retrieval import Neighbours, build_neighbours, default_cache_dir
 from icql.training.checkpoint import Checkpoints
-from icql.training.device import DeviceData, Normaliser, fit_normaliser
+from icql.training.device import DeviceData, Normaliser, fit_normaliser, reward_range
 from icql.training.grid import check_grid, columns
 from icql.training.group import agree, is_first, share, stopping_together
 from icql.training.loop import Loop
@@ -61,7 +61,8 @@ def run_training(
             check_folder(out, manifest, resume=resume)
         mesh = make_mesh(devices, len(members))
         normaliser = fit_normaliser(data, plan.settings.data)
-        spec = Spec(data.observation_dim, data.action_dim, plan.run.steps)
+        rewards = reward_range(data, normaliser)
+        spec = Spec(data.observation_dim, data.action_dim, plan.run.steps, rewards)
         algorithm = make_algorithm(plan.algo, plan.settings, spec)
         neighbours = find_contexts(algorithm, data, display, memory)
         fed = feed(algorithm, data, normaliser, neighbours, seeds=len(members), memory=memory)
@@ -78,8 +79,8 @@ def run_training(
         return follow(plan, loop, states)
     # only now is everything known to fit together: a refused run leaves no folder behind
     folder = RunFolder.open(out) if resume else RunFolder.create(out, manifest)
-    largest = float(data.rewards.max(initial=-np.inf)) * normaliser.reward_scale
-    watch = Watch(members, largest, plan.settings.discount)
+    brake = getattr(plan.settings, "bound_values", None) is False
+    watch = Watch(members, rewards[1], plan.settings.discount, brake)
     session = _Session(plan, loop, fed, folder, normaliser, environments, watch, display)
     try:
         result = session.finish(session.train(states, resume=resume), data)

@@ -38,6 +38,7 @@ class Watch:
     members: Sequence[Member]
     largest_reward: float  # on the scale that is trained on
     discount: float
+    brake: bool = False  # whether `bound_values` could be set and is not
     said: bool = field(default=False, init=False)
 
     def limit(self, member: Member) -> float:
@@ -49,7 +50,8 @@ class Watch:
         """One sentence for each member whose mean Q is beyond the limit."""
         return [
             f"the mean Q of {member.label} is {value:.4g}, but no policy can have more than "
-            f"{self.limit(member):.4g} (largest reward / (1 − γ)): its critic has run away."
+            f"{self.limit(member):.4g} (largest reward / (1 − γ)): its critic has run away"
+            f"{'; --bound-values is a brake.' if self.brake else '.'}"
             for member, value in zip(self.members, metrics.get("q", ()), strict=False)
             if value > self.limit(member)
         ]

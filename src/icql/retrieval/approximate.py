@@ -92,6 +92,7 @@ def calibrate(
         found, enough, spare = _fewest(index, cells, sample, farthest, k, recall_floor, progress)
         if enough:
             return cells, found
+        del cells  # there may not be memory for both
     raise UserError(
         f"approximate search reaches a recall of {found.recall:.5f} (± {spare:.5f}), "
         f"not {recall_floor}, even with every cell probed.",

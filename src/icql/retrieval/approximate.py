@@ -3,7 +3,7 @@
 Every coordinate is kept in four bits, as its place around the centre of the state's cell. faiss
 adds up such distances from tables in the processor's registers, many states at a time; those that
 come out nearest are measured again from their coordinates. Where that is too rough, as with states
-on very different scales, cells are searched in float32, which takes two to three times as long.
+on very different scales, cells are searched in float32.
 """
 
 from __future__ import annotations

@@ -242,11 +242,11 @@ def test_a_critic_beyond_all_that_rewards_allow_is_said_so(tmp_path, capsys):
 
 def test_the_largest_value_is_the_largest_reward_forever():
     members = [Member(0, {}), Member(1, {"discount": 0.5})]
-    watch = Watch(members, largest_reward=2.0, discount=0.9)
+    watch = Watch(members, rewards=(0.0, 2.0), discount=0.9)
     assert watch.warnings({"q": [19.9, 3.9]}) == []
     assert len(watch.warnings({"q": [20.1, 3.9]})) == 1
     assert "seed 1" in watch.warnings({"q": [19.9, 4.1]})[0]
-    assert Watch(members, largest_reward=-1.0, discount=0.9).limit(members[0]) == 0
+    assert Watch(members, rewards=(-2.0, -1.0), discount=0.9).limit(members[0]) == 0
     assert watch.warnings({"policy_loss": [1e9, 1e9]}) == []
     assert watch.first({"q": [1.0, 1.0]}) is None
     assert watch.first({"q": [30.0, 1.0]}) is not None

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from icql.algos.base import Batch, DataSettings, Needs, Spec
+from icql.algos.base import Batch, DataSettings, Needs, Spec, value_range
 from icql.algos.optimise import adam
 from icql.errors import UserError
 from icql.nn.critics import CriticKind, Critics, LocalCritic, LocalSettings, make_critics
@@ -149,12 +149,10 @@ def _critics(
 def bounded(
     values: Float[Array, "..."], settings: CriticSettings, spec: Spec
 ) -> Float[Array, "..."]:
-    """Values between min r / (1 − γ) and max r / (1 − γ), 0 included, where settings ask for it."""
+    """Values within what the data's rewards can add up to, where the settings ask for it."""
     if not settings.bound_values:
         return values
-    least, largest = min(spec.rewards[0], 0.0), max(spec.rewards[1], 0.0)
-    horizon = 1 / (1 - settings.discount)
-    return jnp.clip(values, least * horizon, largest * horizon)
+    return jnp.clip(values, *value_range(spec.rewards, settings.discount))
 
 
 def critic_optimiser(settings: CriticSettings) -> optax.GradientTransformation:

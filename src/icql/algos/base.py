@@ -86,6 +86,12 @@ class Spec:
     rewards: tuple[float, float] = (-inf, inf)  # least and largest, as the algorithm sees them
 
 
+def value_range(rewards: tuple[float, float], discount: float) -> tuple[float, float]:
+    """What rewards in a range can add up to, discounted; an episode may also end with nothing."""
+    least, largest = min(rewards[0], 0.0), max(rewards[1], 0.0)
+    return least / (1 - discount), largest / (1 - discount)
+
+
 @dataclass(frozen=True)
 class DataSettings:
     """How logged data is prepared before an algorithm sees it."""

@@ -80,7 +80,7 @@ def run_training(
     # only now is everything known to fit together: a refused run leaves no folder behind
     folder = RunFolder.open(out) if resume else RunFolder.create(out, manifest)
     brake = getattr(plan.settings, "bound_values", None) is False
-    watch = Watch(members, rewards[1], plan.settings.discount, brake)
+    watch = Watch(members, rewards, plan.settings.discount, brake)
     session = _Session(plan, loop, fed, folder, normaliser, environments, watch, display)
     try:
         result = session.finish(session.train(states, resume=resume), data)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from icql.algos.base import value_range
 from icql.errors import UserError
 from icql.training.grid import Member
 
@@ -36,7 +37,7 @@ class Watch:
     """
 
     members: Sequence[Member]
-    largest_reward: float  # on the scale that is trained on
+    rewards: tuple[float, float]  # least and largest, on the scale that is trained on
     discount: float
     brake: bool = False  # whether `bound_values` could be set and is not
     said: bool = field(default=False, init=False)
@@ -44,7 +45,7 @@ class Watch:
     def limit(self, member: Member) -> float:
         """The largest value that any policy of `member` can have."""
         discount = member.settings.get("discount", self.discount)
-        return max(self.largest_reward, 0.0) / (1 - discount)
+        return value_range(self.rewards, discount)[1]
 
     def warnings(self, metrics: Mapping[str, Any]) -> list[str]:
         """One sentence for each member whose mean Q is beyond the limit."""

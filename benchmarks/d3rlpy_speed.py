@@ -1,6 +1,6 @@
 """IQL here against d3rlpy's IQL: milliseconds per update on the same CPU, sampling included.
 
-    python benchmarks/d3rlpy_speed.py --d3rlpy-python ENV/bin/python [--out FILE]
+    python benchmarks/d3rlpy_speed.py --d3rlpy-python ENV/bin/python [--precision bfloat16]
 
 d3rlpy lives in an environment of its own (`python -m venv ENV`, then `ENV/bin/pip install
 d3rlpy==2.8.1`). Both get the same made-up data (100,000 transitions, 17 observations, 6 actions),
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -31,11 +32,17 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=300, help="updates of one timed run")
     parser.add_argument("--runs", type=int, default=5, help="timed runs of a child process")
     parser.add_argument("--rounds", type=int, default=2, help="child processes of each")
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of our matrix products; d3rlpy's are float32",
+    )
     parser.add_argument("--out", type=Path, help="also write the JSON to this file")
     parser.add_argument("--child", choices=("icql", "d3rlpy"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child is not None:
-        run = icql_updates() if given.child == "icql" else d3rlpy_updates()
+        run = icql_updates(given.precision) if given.child == "icql" else d3rlpy_updates()
         print(json.dumps(timed(run, given.updates, given.runs)))
         return
     if given.d3rlpy_python is None:
@@ -47,6 +54,7 @@ def main() -> None:
         for name, interpreter in interpreters.items():
             size = ["--updates", str(given.updates), "--runs", str(given.runs)]
             command = [interpreter, __file__, "--child", name, *size]
+            command += ["--precision", given.precision]
             environment = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
             found = subprocess.run(
                 command, env=environment, check=True, capture_output=True, text=True
@@ -57,6 +65,7 @@ def main() -> None:
         "ms_per_update": medians,
         "all_ms": times,
         "times_faster": medians["d3rlpy"] / medians["icql"],
+        "precision": given.precision,
         "cpus": os.cpu_count(),
         "load_before": load,
     }
@@ -91,7 +100,7 @@ def made_up() -> dict[str, np.ndarray]:
     }
 
 
-def icql_updates() -> Callable[[int], None]:
+def icql_updates(precision: Literal["float32", "bfloat16"]) -> Callable[[int], None]:
     """A function that makes a number of updates of our IQL."""
     from icql.algos.base import Spec
     from icql.algos.iql import IQL, IQLSettings
@@ -114,7 +123,8 @@ def icql_updates() -> Callable[[int], None]:
     )
     settings = IQLSettings(hidden=HIDDEN, batch_size=BATCH)
     on_device = to_device(data, fit_normaliser(data, settings.data), None)
-    loop = Loop(IQL(settings, Spec(OBS, ACT, 1_000_000)), on_device, [0])
+    algorithm = IQL(settings, Spec(OBS, ACT, 1_000_000))
+    loop = Loop(algorithm, on_device, [0], precision=precision)
     states, step = loop.init(), 0
 
     def run(updates: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from icql.data.tasks import list_tasks
 from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
 from icql.files import load_weights, named_arrays, save_weights, tree_hash
+from icql.nn.products import Precision, products_in
 from icql.progress import Display
 from icql.training.checkpoint import Checkpoints
 from icql.training.device import fit_normaliser, to_device
@@ -119,12 +121,13 @@ def algorithm(case: str) -> Algorithm[Any]:
     return make_algorithm(name, settings, Spec(OBS, ACT, 1000))
 
 
-def make_loop(case: str, *seeds: int) -> Loop:
+def make_loop(case: str, *seeds: int, precision: Precision = "float32") -> Loop:
     """As the trainer makes it."""
     algo, data = algorithm(case), transitions()
     normaliser = fit_normaliser(data, algo.settings.data)
     neighbours = find_contexts(algo, data, Display(quiet=True))
-    return Loop(algo, to_device(data, normaliser, neighbours, length=algo.needs.length), seeds)
+    fed = to_device(data, normaliser, neighbours, length=algo.needs.length)
+    return Loop(algo, fed, seeds, precision=precision)
 
 
 def copy(states: Any) -> Any:
@@ -248,6 +251,34 @@ def test_the_policy_acts_within_bounds_and_survives_the_disk(case, tmp_path: Pat
     assert actions.shape == (2, 50, ACT)
     assert np.abs(actions).max() <= 1
     np.testing.assert_array_equal(actions, act(policies, s))
+
+
+@cases
+def test_bfloat16_reaches_the_products_of_every_update_and_nothing_it_keeps(case):
+    algo, data = algorithm(case), run_of(case).loop.data
+    batch = data.batch(jnp.arange(algo.settings.batch_size * algo.needs.batches))
+    state, key = algo.init(jax.random.key(0)), jax.random.key(1)
+    arrays, static = eqx.partition(state, eqx.is_array)
+
+    def products(precision):
+        def update(arrays):  # one for each precision: JAX remembers what it has traced
+            after, _ = algo.update(eqx.combine(arrays, static), batch, key)
+            return eqx.filter(after, eqx.is_array)
+
+        with products_in(precision):
+            program, after = jax.make_jaxpr(update, return_shape=True)(arrays)
+        assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, arrays)
+        return len(re.findall(r"bf16\[", str(program)))
+
+    assert products("float32") == 0 < products("bfloat16")
+
+
+def test_a_run_in_bfloat16_is_near_that_in_float32_and_as_repeatable():
+    exact, loop = run_of("icql"), make_loop("icql", 0, 1, precision="bfloat16")
+    (states, metrics), (again, _) = (loop.advance(copy(exact.middle), 5, 5) for _ in range(2))
+    assert tree_hash(states) == tree_hash(again) != tree_hash(exact.end)
+    for name, expected in exact.metrics.items():
+        np.testing.assert_allclose(metrics[name], expected, rtol=0.03, atol=1e-3, err_msg=name)
 
 
 @cases

@@ -17,6 +17,7 @@ from icql.nn.critics import LocalSettings, make_critics
 from icql.nn.in_context import reduced
 from icql.nn.kernels import features, fused, norm_dropout
 from icql.nn.mlp import MLP, LayerNorm, dropout
+from icql.nn.products import products_in
 
 
 def random_words(key: jax.Array) -> jax.Array:
@@ -93,36 +94,25 @@ def test_the_norm_kernel_has_the_values_and_gradients_of_the_plain_block(shape, 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_network_computes_the_same_with_and_without_its_kernel(monkeypatch, precision):
-    net = MLP(
-        5, (16, 12), 4, key=jax.random.key(0), layer_norm=True, dropout=0.2, precision=precision
-    )
+    net = MLP(5, (16, 12), 4, key=jax.random.key(0), layer_norm=True, dropout=0.2)
     x, key = jax.random.normal(jax.random.key(1), (21, 5)), jax.random.key(2)
     plain, plain_dropped = net(x), net(x, key=key)
     monkeypatch.setattr(mlp, "on_gpu", lambda: True)
     monkeypatch.setattr(mlp, "norm_dropout", partial(norm_dropout, interpret=True))
     tolerance = 1e-5 if precision == "float32" else 0.03
-    np.testing.assert_allclose(net(x), plain, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(net(x, key=key), plain_dropped, rtol=tolerance, atol=tolerance)
+    with products_in(precision):
+        np.testing.assert_allclose(net(x), plain, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(net(x, key=key), plain_dropped, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("inputs", "hidden", "rows"), [(5, (16, 32), 70), (23, (256, 256), 9)])
-def test_phi_in_one_kernel_is_as_near_to_float32_as_layer_by_layer(inputs, hidden, rows):
-    def network(precision):
-        return MLP(
-            inputs,
-            hidden,
-            16,
-            key=jax.random.key(0),
-            layer_norm=True,
-            final_activation="tanh",
-            precision=precision,
-        )
-
+def test_phi_in_one_kernel_is_as_near_to_float32_as_layer_by_layer(
+    monkeypatch, inputs, hidden, rows
+):
+    fresh = MLP(inputs, hidden, 16, key=jax.random.key(0), layer_norm=True, final_activation="tanh")
+    net = jax.tree.map(lambda leaf: leaf + 0.1, fresh)  # biases and shifts too
     x = jax.random.normal(jax.random.key(1), (2, rows, inputs))
-    leaves, structure = jax.tree.flatten(network("float32"))
-    leaves = [leaf + 0.1 for leaf in leaves]  # biases and shifts too
-    exact = jax.tree.unflatten(structure, leaves)(x)
-    net = jax.tree.unflatten(jax.tree.structure(network("bfloat16")), leaves)
+    exact = net(x)
     layers = [
         (layer.weight, layer.bias, norm.scale, norm.shift)
         for layer, norm in zip(net.layers[:-1], net.norms, strict=True)
@@ -130,7 +120,11 @@ def test_phi_in_one_kernel_is_as_near_to_float32_as_layer_by_layer(inputs, hidde
     last = net.layers[-1]
     assert features.fits(inputs, (*hidden, 16))
     found = features.forward(x, layers, (last.weight, last.bias), "tanh", interpret=True)
-    assert jnp.abs(found - exact).mean() <= jnp.abs(net(x) - exact).mean()
+    monkeypatch.setattr(mlp, "on_gpu", lambda: True)
+    monkeypatch.setattr(mlp, "norm_dropout", partial(norm_dropout, interpret=True))
+    with products_in("bfloat16"):
+        by_layer = net.by_layer(x)
+    assert jnp.abs(found - exact).mean() <= jnp.abs(by_layer - exact).mean()
 
 
 def test_all_kernels_can_be_lowered_for_a_gpu():
@@ -153,25 +147,19 @@ def test_all_kernels_can_be_lowered_for_a_gpu():
 
 
 def test_phi_in_one_kernel_has_the_gradient_of_its_layers(monkeypatch):
-    net = MLP(
-        4,
-        (16, 16),
-        16,
-        key=jax.random.key(0),
-        layer_norm=True,
-        final_activation="tanh",
-        precision="bfloat16",
-    )
+    net = MLP(4, (16, 16), 16, key=jax.random.key(0), layer_norm=True, final_activation="tanh")
     x = jax.random.normal(jax.random.key(1), (11, 4))
     monkeypatch.setattr(mlp, "on_gpu", lambda: True)
     monkeypatch.setattr(mlp, "norm_dropout", partial(norm_dropout, interpret=True))
     whole = partial(features.forward, interpret=True)
     monkeypatch.setattr(features, "forward", whole)
-    gradient = eqx.filter_grad(lambda net: net(x).sum())(net)
-    expected = eqx.filter_grad(lambda net: net.by_layer(x).sum())(net)
+    with products_in("bfloat16"):
+        gradient = eqx.filter_grad(lambda net: net(x).sum())(net)
+        expected = eqx.filter_grad(lambda net: net.by_layer(x).sum())(net)
+        difference = net(x) - net.by_layer(x)
     for mine, its in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(mine, its)
-    assert jnp.abs(net(x) - net.by_layer(x)).max() > 0  # without a gradient it is the kernel
+    assert jnp.abs(difference).max() > 0  # without a gradient it is the kernel
 
 
 @pytest.mark.parametrize(
@@ -274,17 +262,21 @@ def test_phi_in_one_kernel_serves_several_networks():
         np.testing.assert_allclose(both[i], alone, rtol=1e-5, atol=1e-5)
 
 
-def test_bfloat16_features_change_values_and_gradients_by_little():
+@pytest.mark.parametrize("gpu", [False, True])
+def test_bfloat16_changes_values_and_gradients_by_little(monkeypatch, gpu):
     """The bound of docs/performance.md: root mean square, 2 % of values, 5 % of gradients."""
-    s, a, around = queries()
-    exact, short = critics(), critics(precision="bfloat16")
+    (s, a, around), q = queries(), critics()
 
-    def loss(q):
-        return (q(s, a, around) ** 2).mean()
+    def value_and_slope(precision):
+        with products_in(precision):
+            gradient = eqx.filter_grad(lambda q: (q(s, a, around) ** 2).mean())(q)
+            return q(s, a, around), jnp.concatenate([x.ravel() for x in jax.tree.leaves(gradient)])
 
-    expected, found = exact(s, a, around), short(s, a, around)
-    assert found.dtype == jnp.float32
-    assert np.sqrt(np.mean((found - expected) ** 2)) < 0.02 * np.std(expected)
-    gradients = [eqx.filter_grad(loss)(q) for q in (exact, short)]
-    one, other = (jnp.concatenate([x.ravel() for x in jax.tree.leaves(g)]) for g in gradients)
-    assert float(jnp.linalg.norm(one - other) / jnp.linalg.norm(one)) < 0.05
+    expected, slope = value_and_slope("float32")
+    monkeypatch.setattr(mlp, "on_gpu", lambda: gpu)
+    monkeypatch.setattr(mlp, "norm_dropout", partial(norm_dropout, interpret=True))
+    monkeypatch.setattr(features, "forward", partial(features.forward, interpret=True))
+    found, other = value_and_slope("bfloat16")
+    assert found.dtype == other.dtype == jnp.float32
+    assert 0 < np.sqrt(np.mean((found - expected) ** 2)) < 0.02 * np.std(expected)
+    assert 0 < float(jnp.linalg.norm(slope - other) / jnp.linalg.norm(slope)) < 0.05

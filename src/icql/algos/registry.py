@@ -9,6 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal, TypeVar, get_args
 
+from icql.algos.actor_critic import at_least
 from icql.algos.base import Algorithm, Spec
 from icql.algos.bc import BC, BCSettings
 from icql.algos.cql import CQL, CQLSettings
@@ -22,6 +23,7 @@ from icql.algos.rebrac import ReBRAC, ReBRACSettings
 from icql.algos.sac import SAC, SACSettings
 from icql.algos.td3bc import TD3BC, TD3BCSettings
 from icql.errors import UserError, nearest
+from icql.nn.products import Precision
 
 PresetName = Literal["quick", "paper"]
 PRESETS: tuple[PresetName, ...] = get_args(PresetName)
@@ -93,12 +95,16 @@ class RunSettings:
     """Updates between rows of metrics."""
     checkpoint_every: int = 25_000
     """Updates between checkpoints: the most that a killed run can lose."""
+    precision: Precision = "float32"
+    """Of the matrix products of training. bfloat16 rounds their factors (on a GPU also the
+    activations between them); sums, TD, losses and parameters stay float32. Faster where the chip
+    multiplies it: GPUs, and CPUs with AVX512-BF16 or AMX."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            least = 0 if field.name == "episodes" else 1
-            if getattr(self, field.name) < least:
-                raise UserError(f"must be at least {least}.", where=field.name)
+        for name in ("steps", "evaluate_every", "episodes", "log_every", "checkpoint_every"):
+            at_least(self, name, 0 if name == "episodes" else 1)
+        if self.precision not in get_args(Precision):
+            raise UserError(f"must be one of {', '.join(get_args(Precision))}.", where="precision")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 import time
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -24,6 +23,7 @@ from icql.algos.registry import PresetName, make_algorithm, override, resolve_pr
 from icql.bench.flops import count_flops
 from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
+from icql.nn.products import Precision
 from icql.retrieval import ContextSettings, build_neighbours
 from icql.retrieval.settings import Engine
 from icql.training.device import DeviceData, fit_normaliser, to_device
@@ -98,6 +98,7 @@ def cost_of(
     preset: PresetName = "paper",
     seeds: int = 1,
     settings: dict[str, Any] | None = None,
+    precision: Precision = "float32",
     effort: Effort | None = None,
 ) -> UpdateCost:
     """Measure one update of an algorithm under a preset, with `settings` changed."""
@@ -110,14 +111,12 @@ def cost_of(
     neighbours = None if needs.context is None else build_neighbours(data, needs.context)
     normaliser = fit_normaliser(data, chosen.data)
     device_data = to_device(data, normaliser, neighbours, length=needs.length)
-    return measure_update(algorithm, device_data, range(seeds), effort or Effort())
+    loop = Loop(algorithm, device_data, range(seeds), precision=precision)
+    return measure_update(loop, effort or Effort())
 
 
-def measure_update(
-    algorithm: Algorithm[Any], data: DeviceData, seeds: Sequence[int], effort: Effort
-) -> UpdateCost:
+def measure_update(loop: Loop, effort: Effort) -> UpdateCost:
     """Compile, warm up, time."""
-    loop = Loop(algorithm, data, seeds)
     states, step = loop.init(), 0
     begin = time.perf_counter()
     memory = memory_of(loop, states)  # compiles
@@ -136,7 +135,8 @@ def measure_update(
         chunk *= 4
     chunk = max(1, round(chunk * effort.seconds / taken))
     ms = 1e3 * statistics.median(run(chunk) for _ in range(effort.repeats))
-    flops = len(seeds) * flops_of_update(algorithm, data)
+    assert isinstance(loop.data, DeviceData)  # made-up data is never streamed
+    flops = len(loop.keys) * flops_of_update(loop.algorithm, loop.data)
     return UpdateCost(ms, flops / 1e9, memory, compile_s)
 
 

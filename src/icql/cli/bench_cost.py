@@ -10,6 +10,7 @@ import tyro
 
 from icql.bench.speed import Effort, cost_of, describe_device, made_up_data, paper_costs
 from icql.files import write_json
+from icql.nn.products import Precision
 from icql.progress import Display
 
 DESCRIPTION = """Regenerate the paper's cost tables of ICQL: time, GFLOPs and memory of one update.
@@ -37,6 +38,8 @@ class Cost:
     """Seeds side by side; costs are of one update of all."""
     rows: int = 20_000
     """Transitions of the made-up data (17 observations, 6 actions)."""
+    precision: Precision = "float32"
+    """Of the matrix products (see 'icql train --help')."""
     seconds: float = 1.0
     """Length of one timed run, about."""
     repeats: int = 5
@@ -57,12 +60,20 @@ def run(argv: list[str]) -> dict[str, Any] | None:
         for k, layers in grid:
             work.update(len(rows), f"K = {k}, L = {layers}")
             changes = {"context.k": k, "local.layers": layers}
-            cost = cost_of("icql", data, seeds=options.seeds, settings=changes, effort=effort)
+            cost = cost_of(
+                "icql",
+                data,
+                seeds=options.seeds,
+                settings=changes,
+                precision=options.precision,
+                effort=effort,
+            )
             rows.append({"k": k, "layers": layers, **cost.as_json()})
     paper = {name: paper_costs()[name] for name, _ in TABLES.values()}
     result = {
         "device": describe_device(),
         "seeds": options.seeds,
+        "precision": options.precision,
         "rows": options.rows,
         "costs": rows,
         "paper": paper,
@@ -77,7 +88,10 @@ def run(argv: list[str]) -> dict[str, Any] | None:
 
 def _print(options: Cost, result: dict[str, Any]) -> None:
     device = result["device"]
-    print(f"{device['platform']}, {device['kind']}; icql, {options.seeds} seed(s)")
+    print(
+        f"{device['platform']}, {device['kind']}; icql, {options.precision}, "
+        f"{options.seeds} seed(s)"
+    )
     cells = {(row["layers"], row["k"]): row for row in result["costs"]}
     for column, (name, title) in TABLES.items():
         paper = result["paper"][name]

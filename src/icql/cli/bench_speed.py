@@ -21,6 +21,7 @@ from icql.bench.speed import (
 )
 from icql.errors import UserError
 from icql.files import write_json
+from icql.nn.products import Precision
 from icql.progress import Display
 from icql.retrieval.settings import Engine
 
@@ -50,6 +51,8 @@ class Speed:
     """Dimension of actions."""
     k: int = 20
     """Context length of the timed retrieval."""
+    precision: Precision = "float32"
+    """Of the matrix products (see 'icql train --help')."""
     settings: tuple[str, ...] = ()
     """Changes of settings for every algorithm that is timed, e.g. local.layers=10."""
     seconds: float = 1.0
@@ -84,6 +87,7 @@ def run(argv: list[str]) -> dict[str, Any] | None:
                 preset=options.preset,
                 seeds=options.seeds,
                 settings=changes,
+                precision=options.precision,
                 effort=effort,
             )
             rows.append({"algorithm": name, **cost.as_json(), "paper": paper.get(name)})
@@ -94,6 +98,7 @@ def run(argv: list[str]) -> dict[str, Any] | None:
         "device": describe_device(),
         "preset": options.preset,
         "seeds": options.seeds,
+        "precision": options.precision,
         "settings": changes,
         "data": {"rows": options.rows, "obs": options.obs, "act": options.act},
         "updates": rows,
@@ -123,7 +128,7 @@ def _print(result: dict[str, Any]) -> None:
     device = result["device"]
     print(
         f"{device['platform']}, {device['kind']}; preset {result['preset']}, "
-        f"{result['seeds']} seed(s), {result['data']['rows']:,} rows"
+        f"{result['precision']}, {result['seeds']} seed(s), {result['data']['rows']:,} rows"
     )
     print(f"{'':54}{'paper:':>10}")
     print(

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from icql.errors import UserError
 from icql.nn.kernels import on_gpu
-from icql.nn.mlp import MLP, Activation, Precision
+from icql.nn.mlp import MLP, Activation
 from icql.nn.modules import Form, LinearMLP, LinearTransformer, ModuleName, SoftmaxTransformer
 
 CriticKind = Literal["local", "global"]
@@ -48,8 +48,6 @@ class LocalSettings:
     form: Form = "auto"
     """How the linear module computes its TD steps: reduced, dual, or fused in one GPU kernel; equal
     up to rounding. auto: fused on a GPU, reduced elsewhere."""
-    precision: Precision = "float32"
-    """Precision of φ's products and activations; TD, losses and parameters stay float32."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "blocks", "features"):
@@ -241,7 +239,6 @@ def make_critics(
             final_gain=1.0,
             layer_norm=True,
             dropout=local.dropout,
-            precision=local.precision,
             key=feature_key,
         )
         return LocalCritic(

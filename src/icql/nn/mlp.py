@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from icql.nn.kernels import features, norm_dropout, on_gpu
 from icql.nn.kernels.norm import hashed
+from icql.nn.products import in_half, product
 
 Activation = Literal["relu", "gelu", "tanh", "none"]
-Precision = Literal["float32", "bfloat16"]
 ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "gelu": jax.nn.gelu,
@@ -38,13 +38,13 @@ class Linear(eqx.Module):
         return self.product(x) + self.bias.astype(x.dtype)
 
     def product(self, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
-        """x W, in the precision of x."""
+        """x W, in the precision of x or, for float32, in that of the run."""
         weight = self.weight.astype(x.dtype)
         if x.dtype == jnp.bfloat16 and (odd := -x.shape[-1] % 8):
             # rows of a multiple of 16 bytes: matrix units take others at half the speed
             x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, odd)])
             weight = jnp.pad(weight, [(0, odd), (0, 0)])
-        return x @ weight
+        return product(x, weight)
 
 
 def orthogonal(key: PRNGKeyArray, inputs: int, outputs: int) -> Float[Array, "inputs outputs"]:
@@ -123,7 +123,6 @@ class MLP(eqx.Module):
     activation: Activation = eqx.field(static=True)
     final_activation: Activation = eqx.field(static=True)
     dropout: float = eqx.field(static=True)
-    precision: Precision = eqx.field(static=True)
 
     def __init__(
         self,
@@ -137,7 +136,6 @@ class MLP(eqx.Module):
         final_gain: float = 2**0.5,
         layer_norm: bool = False,
         dropout: float = 0.0,
-        precision: Precision = "float32",
     ) -> None:
         sizes = [inputs, *hidden, outputs]
         keys = jax.random.split(key, len(sizes) - 1)
@@ -148,7 +146,7 @@ class MLP(eqx.Module):
         )
         self.norms = tuple(LayerNorm(h) for h in hidden) if layer_norm else ()
         self.activation, self.final_activation = activation, final_activation
-        self.dropout, self.precision = dropout, precision
+        self.dropout = dropout
 
     def __call__(
         self, x: Float[Array, "... inputs"], *, key: PRNGKeyArray | None = None
@@ -163,7 +161,7 @@ class MLP(eqx.Module):
     ) -> Float[Array, "... outputs"]:
         """Apply the network layer by layer, with dropout by two random words for each."""
         given = x.dtype
-        if self.precision == "bfloat16":
+        if in_half() and on_gpu():  # what lies between the products gains there too
             x = x.astype(jnp.bfloat16)
         for i, layer in enumerate(self.layers[:-1]):
             own = None if words is None else words[i]
@@ -179,10 +177,10 @@ class MLP(eqx.Module):
         return ACTIVATIONS[self.final_activation](self.layers[-1](x).astype(given))
 
     def _fits_one_kernel(self) -> bool:
-        in_half = self.precision == "bfloat16" and self.activation == "relu" and bool(self.norms)
-        known = self.final_activation in features.FINAL
+        known = self.activation == "relu" and self.final_activation in features.FINAL
         sizes = [layer.weight.shape for layer in self.layers]
-        return in_half and known and on_gpu() and features.fits(sizes[0][0], [n for _, n in sizes])
+        fits = known and bool(self.norms) and features.fits(sizes[0][0], [n for _, n in sizes])
+        return in_half() and on_gpu() and fits
 
 
 @jax.custom_vjp

@@ -71,7 +71,14 @@ def run_training(
             display.say(f"data: read from disk as it is needed, {fed.updates:,} updates at a time")
         check_grid(algorithm, plan.grid, batch_shape(algorithm, fed))
         seeds = [member.seed for member in members]
-        loop = Loop(algorithm, fed, seeds, varied=columns(members), mesh=mesh)
+        loop = Loop(
+            algorithm,
+            fed,
+            seeds,
+            varied=columns(members),
+            mesh=mesh,
+            precision=plan.run.precision,
+        )
         states = loop.init()
         check_memory(loop, states)
         environments = open_environments(plan, data) if is_first() else None

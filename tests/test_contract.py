@@ -22,6 +22,7 @@ from icql.data.tasks import list_tasks
 from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
 from icql.files import load_weights, named_arrays, save_weights, tree_hash
+from icql.nn import critics, mlp
 from icql.nn.products import Precision, products_in
 from icql.progress import Display
 from icql.training.checkpoint import Checkpoints
@@ -254,7 +255,8 @@ def test_the_policy_acts_within_bounds_and_survives_the_disk(case, tmp_path: Pat
 
 
 @cases
-def test_bfloat16_reaches_the_products_of_every_update_and_nothing_it_keeps(case):
+@pytest.mark.parametrize("gpu", [False, True])
+def test_bfloat16_reaches_the_products_of_every_update_and_nothing_it_keeps(case, gpu, monkeypatch):
     algo, data = algorithm(case), run_of(case).loop.data
     batch = data.batch(jnp.arange(algo.settings.batch_size * algo.needs.batches))
     state, key = algo.init(jax.random.key(0)), jax.random.key(1)
@@ -265,6 +267,8 @@ def test_bfloat16_reaches_the_products_of_every_update_and_nothing_it_keeps(case
             after, _ = algo.update(eqx.combine(arrays, static), batch, key)
             return eqx.filter(after, eqx.is_array)
 
+        for module in (mlp, critics):
+            monkeypatch.setattr(module, "on_gpu", lambda: gpu)
         with products_in(precision):
             program, after = jax.make_jaxpr(update, return_shape=True)(arrays)
         assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, arrays)
@@ -302,11 +306,11 @@ def test_a_local_critic_is_one_setting():
     """ReBRAC becomes its ICQL variant by `critic` alone, and the context matters to it."""
     assert type(algorithm("rebrac-local")) is type(algorithm("rebrac"))
     run = run_of("rebrac-local")
-    critics = jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, run.end.q.model)
+    q_critics = jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, run.end.q.model)
     batch = run.loop.data.batch(jnp.arange(8))
-    q = critics.at(batch.query.s, batch.context)(batch.query.a)
+    q = q_critics.at(batch.query.s, batch.context)(batch.query.a)
     other = jax.tree.map(lambda x: x[::-1], batch.context)
-    assert not np.allclose(q, critics.at(batch.query.s, other)(batch.query.a))
+    assert not np.allclose(q, q_critics.at(batch.query.s, other)(batch.query.a))
 
 
 @every

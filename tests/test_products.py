@@ -8,6 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from icql.algos.registry import RunSettings
+from icql.errors import UserError
+from icql.nn import mlp
+from icql.nn.mlp import MLP
 from icql.nn.products import product, products_in
 
 RNG = np.random.default_rng(0)
@@ -61,8 +65,15 @@ def test_several_networks_at_once_are_those_one_by_one():
 
 @pytest.mark.parametrize("wrong", ["half", "float16", ""])
 def test_an_unknown_precision_is_refused(wrong):
-    from icql.algos.registry import RunSettings
-    from icql.errors import UserError
-
     with pytest.raises(UserError, match="must be one of float32, bfloat16"):
         RunSettings(precision=wrong)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_activations_are_bfloat16_on_a_gpu_only(monkeypatch, gpu):
+    net = MLP(7, (16, 16), 3, key=jax.random.key(0))
+    monkeypatch.setattr(mlp, "on_gpu", lambda: gpu)
+    with products_in("bfloat16"):
+        program = str(jax.make_jaxpr(lambda x: net(x))(X[0]))
+    assert ("f32[40,16]" in program) is not gpu
+    assert "f32[40,3]" in program  # what comes out, in any case

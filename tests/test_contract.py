@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,8 @@ BRANCHES = {
 }
 # leaves that training leaves alone on purpose
 FIXED: dict[str, tuple[str, ...]] = {}
-cases = pytest.mark.parametrize("case", CASES)
+# case by case, so that one case's programs can be forgotten before the next one's are compiled
+cases = pytest.mark.parametrize("case", CASES, scope="module")
 every = pytest.mark.parametrize("name", OFFLINE)
 
 
@@ -146,15 +147,17 @@ class Run:
     metrics: dict[str, np.ndarray]
 
 
-@cache
+@lru_cache(maxsize=1)
 def run_of(case: str) -> Run:
+    other_loop.cache_clear()
+    jax.clear_caches()
     loop = make_loop(case, *((0, 1) if case in CASES else (0,)))
     begin = loop.init()
     middle, _ = loop.advance(copy(begin), 0, 5)
     return Run(loop, begin, middle, *loop.advance(copy(middle), 5, 5))
 
 
-@cache
+@lru_cache(maxsize=1)
 def other_loop(case: str) -> Loop:
     """A loop of its own, for the same two seeds in the other order."""
     return make_loop(case, 1, 0)
@@ -200,7 +203,7 @@ def test_nothing_is_recompiled_after_the_first_chunk(case, monkeypatch):
     run.loop.advance(copy(run.end), 10, 3)
 
 
-@pytest.mark.parametrize("case", [*CASES, *BRANCHES])
+@pytest.mark.parametrize("case", [*CASES, *BRANCHES], scope="module")
 def test_gradients_reach_every_parameter(case):
     """No network, target or moment is left as it began, and all metrics are numbers."""
     run = run_of(case)
@@ -254,8 +257,8 @@ def test_the_policy_acts_within_bounds_and_survives_the_disk(case, tmp_path: Pat
     np.testing.assert_array_equal(actions, act(policies, s))
 
 
-@cases
 @pytest.mark.parametrize("gpu", [False, True])
+@cases
 def test_bfloat16_reaches_the_products_of_every_update_and_nothing_it_keeps(case, gpu, monkeypatch):
     algo, data = algorithm(case), run_of(case).loop.data
     batch = data.batch(jnp.arange(algo.settings.batch_size * algo.needs.batches))

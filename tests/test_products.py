@@ -60,7 +60,7 @@ def test_several_networks_at_once_are_those_one_by_one():
     weights = jnp.stack([W, 2 * W])
     with products_in("bfloat16"):
         both = jax.vmap(product, (None, 0))(X, weights)
-        np.testing.assert_array_equal(both[1], product(X, 2 * W))
+        np.testing.assert_allclose(both[1], product(X, 2 * W), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("wrong", ["half", "float16", ""])

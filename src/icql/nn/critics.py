@@ -284,10 +284,9 @@ def _each(function: Callable[..., Any], members: Member, *rest: Any) -> Any:
             members, *rest
         )
     # a CPU multiplies one critic's matrices after the other faster than all of them as one batch
-    arrays, static = eqx.partition((members, *rest), eqx.is_array)
-    leaves, structure = jax.tree.flatten(arrays)
-    values = [
-        function(*eqx.combine(jax.tree.unflatten(structure, own), static))
-        for own in zip(*map(jnp.unstack, leaves), strict=True)
-    ]
-    return jax.tree.map(lambda *each: jnp.stack(each), *values)
+    count = len(jax.tree.leaves(eqx.filter(members, eqx.is_array))[0])
+
+    def one(i: int) -> Any:
+        return function(*jax.tree.map(lambda x: x[i] if eqx.is_array(x) else x, (members, *rest)))
+
+    return jax.tree.map(lambda *values: jnp.stack(values), *map(one, range(count)))

@@ -17,7 +17,10 @@ _precision: ContextVar[Precision] = ContextVar("precision", default="float32")
 
 @contextmanager
 def products_in(precision: Precision) -> Iterator[None]:
-    """Take the products of whatever is traced meanwhile in this precision."""
+    """Take the products of whatever is traced meanwhile in this precision.
+
+    To be entered inside what is traced: JAX remembers traces, and knows nothing of this.
+    """
     token = _precision.set(precision)
     try:
         yield

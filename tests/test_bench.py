@@ -11,6 +11,7 @@ import pytest
 
 from icql.algos.base import Spec
 from icql.algos.bc import BC, BCSettings
+from icql.bench import speed
 from icql.bench.flops import count_flops
 from icql.bench.speed import flops_of_update, made_up_data, paper_costs
 from icql.cli import main
@@ -18,7 +19,7 @@ from icql.errors import UserError
 from icql.training import memory
 from icql.training.device import DeviceData, fit_normaliser, to_device
 from icql.training.loop import Loop
-from icql.training.memory import check_memory, memory_of, predict_memory
+from icql.training.memory import Memory, check_memory, memory_of, predict_memory
 
 OBS, ACT = 5, 2
 
@@ -144,6 +145,21 @@ def test_bench_speed_writes_what_it_prints(capsys, tmp_path):
     table = capsys.readouterr().out
     assert "ms/update" in table
     assert "\nbc " in table
+
+
+@pytest.mark.parametrize(
+    "argv", [["speed", "--algos", "bc"], ["cost", "--contexts", "2", "--layers", "2"]]
+)
+def test_the_precision_asked_for_is_the_one_that_is_measured(capsys, monkeypatch, argv):
+    measured = []
+
+    def measure(loop, effort):
+        measured.append(loop.precision)
+        return speed.UpdateCost(1.0, 1.0, Memory(1, 1, 1), 1.0)
+
+    monkeypatch.setattr(speed, "measure_update", measure)
+    assert main(["bench", *argv, *QUICK, "--precision", "bfloat16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["precision"] == measured[0] == "bfloat16"
 
 
 def test_bench_cost_puts_the_paper_beside(capsys, monkeypatch):

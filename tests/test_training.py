@@ -176,6 +176,22 @@ def test_killed_run_resumes_to_the_same_bits(data, tmp_path):
     assert other["parameter_hash"] != whole["parameter_hash"]
 
 
+def test_the_precision_of_a_run_reaches_its_updates_and_its_folder(data, tmp_path):
+    def train(precision):
+        return icql.train(
+            "bc",
+            dataset=str(data),
+            steps=2,
+            out=tmp_path / precision,
+            run={"episodes": 0, "precision": precision},
+            quiet=True,
+        )
+
+    hashes = [train(precision)["parameter_hash"] for precision in ("float32", "bfloat16")]
+    assert hashes[0] != hashes[1]
+    assert RunFolder.open(tmp_path / "bfloat16").manifest["run"]["precision"] == "bfloat16"
+
+
 def test_resume_refuses_other_data_and_other_settings(trained, data, tmp_path):
     changed = pendulum.make_data(tmp_path / "changed.npz", steps=500, seed=1)
     run = json.loads((Path(trained["run"]) / "run.json").read_text())

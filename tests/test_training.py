@@ -16,6 +16,8 @@ import pytest
 
 import icql
 import pendulum
+from icql.api import request_of
+from icql.errors import UserError
 from icql.training.grid import Member
 from icql.training.run_folder import RunFolder
 from icql.training.watch import Watch
@@ -190,6 +192,17 @@ def test_the_precision_of_a_run_reaches_its_updates_and_its_folder(data, tmp_pat
     hashes = [train(precision)["parameter_hash"] for precision in ("float32", "bfloat16")]
     assert hashes[0] != hashes[1]
     assert RunFolder.open(tmp_path / "bfloat16").manifest["run"]["precision"] == "bfloat16"
+
+
+def test_a_folder_of_another_version_says_so(data, tmp_path):
+    out = tmp_path / "run"
+    icql.train("bc", dataset=str(data), steps=2, out=out, run={"episodes": 0}, quiet=True)
+    manifest = json.loads((out / "run.json").read_text())
+    manifest["settings"]["width"] = 3
+    (out / "run.json").write_text(json.dumps(manifest))
+    for look in (icql.load_policy, request_of):
+        with pytest.raises(UserError, match=r"run\.json: does not fit this version .*'width'"):
+            look(out)
 
 
 def test_resume_refuses_other_data_and_other_settings(trained, data, tmp_path):

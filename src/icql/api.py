@@ -12,7 +12,6 @@ from icql.algos.registry import (
     PresetName,
     RunSettings,
     check_offline,
-    get_algorithm,
     override,
     resolve_preset,
 )
@@ -27,7 +26,7 @@ from icql.errors import UserError
 from icql.progress import Display
 from icql.training.grid import Grid, plain_grid
 from icql.training.group import is_first, join_group, stopping_together
-from icql.training.plan import Plan
+from icql.training.plan import Plan, recorded_settings
 from icql.training.run_folder import RunFolder
 from icql.training.trainer import run_training
 
@@ -79,13 +78,13 @@ def make_request(
 
 def request_of(out: Path) -> Request:
     """Return the request that started the run in `out`: what `--resume` goes on with."""
-    manifest = RunFolder.open(out).manifest
+    folder = RunFolder.open(out)
+    manifest = folder.manifest
     return Request(
         manifest["algo"],
         manifest["task"],
         manifest["dataset"],
-        override(get_algorithm(manifest["algo"]).settings(), manifest["settings"]),
-        override(RunSettings(), manifest["run"]),
+        *recorded_settings(folder),
         tuple(manifest["seeds"]),
         tuple(manifest["sources"]),
         plain_grid(manifest.get("grid", {})),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from icql.algos.base import Algorithm, Spec
-from icql.algos.registry import RunSettings, get_algorithm, make_algorithm, override
+from icql.algos.registry import make_algorithm
 from icql.data import Task, Transitions, get_task, load_dataset
 from icql.errors import UserError
 from icql.evaluation import EnvPool, Rollouts
@@ -26,6 +26,7 @@ from icql.nn.policies import Standardised
 from icql.retrieval import ContextSettings, retrieve
 from icql.training.device import Normaliser, fit_normaliser, pack, unpack
 from icql.training.grid import Member, members_of, say_settings
+from icql.training.plan import recorded_settings
 from icql.training.run_folder import RunFolder
 
 Place = Mapping[str, float]  # in a grid of settings: values by dotted name
@@ -224,10 +225,8 @@ class TrainedCritic:
 
 def algorithm_of(folder: RunFolder) -> Algorithm[Any]:
     """Return the algorithm of a run, from its recorded settings."""
-    manifest = folder.manifest
+    manifest, (settings, run) = folder.manifest, recorded_settings(folder)
     try:
-        settings = override(get_algorithm(manifest["algo"]).settings(), manifest["settings"])
-        run = override(RunSettings(), manifest["run"])
         spec = Spec(manifest["observation_dim"], manifest["action_dim"], run.steps)
     except KeyError as missing:
         raise UserError(f"lacks {missing}.", where=str(folder.manifest_path)) from None

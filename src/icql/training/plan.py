@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from icql.algos.registry import RunSettings
+from icql.algos.registry import RunSettings, get_algorithm, override
 from icql.data import Task, Transitions
 from icql.errors import UserError
 from icql.training.grid import Member, members_of
@@ -69,6 +69,22 @@ def make_manifest(plan: Plan, data: Transitions) -> dict[str, Any]:
     # as it will be read back: tuples become lists
     plain: dict[str, Any] = json.loads(json.dumps(manifest))
     return plain
+
+
+def recorded_settings(folder: RunFolder) -> tuple[Any, RunSettings]:
+    """The settings of the algorithm and of the run that a folder records."""
+    manifest, where = folder.manifest, str(folder.manifest_path)
+    try:
+        settings = override(get_algorithm(manifest["algo"]).settings(), manifest["settings"])
+        return settings, override(RunSettings(), manifest["run"])
+    except KeyError as missing:
+        raise UserError(f"lacks {missing}.", where=where) from None
+    except UserError as wrong:
+        raise UserError(
+            f"does not fit this version of icql: {wrong.what}",
+            where=where,
+            fix="Its 'versions' say which one wrote it.",
+        ) from None
 
 
 def check_folder(out: Path, manifest: dict[str, Any], *, resume: bool) -> None:

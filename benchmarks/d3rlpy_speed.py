@@ -103,8 +103,9 @@ def made_up() -> dict[str, np.ndarray]:
 def icql_updates(precision: Literal["float32", "bfloat16"]) -> Callable[[int], None]:
     """A function that makes a number of updates of our IQL."""
     from icql.algos.base import Spec
-    from icql.algos.iql import IQL, IQLSettings
+    from icql.algos.iql import IQL
     from icql.data.transitions import DataInfo, Transitions
+    from icql.settings.algorithms import IQLSettings
     from icql.training.device import fit_normaliser, to_device
     from icql.training.loop import Loop
 

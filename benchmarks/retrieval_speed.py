@@ -24,8 +24,8 @@ import tyro
 from numpy.typing import NDArray
 
 from icql.data.transitions import DataInfo, Transitions
-from icql.retrieval import ContextSettings, Neighbours, accelerator, build_neighbours
-from icql.retrieval.settings import Engine, Metric
+from icql.retrieval import Neighbours, accelerator, build_neighbours
+from icql.settings.data import ContextSettings, Engine, Metric
 
 SAMPLE = 200
 PIECE = 2**14

@@ -14,11 +14,13 @@ import numpy as np
 import icql
 import pendulum
 from icql.algos.base import Spec
-from icql.algos.registry import make_algorithm, override, resolve_preset
+from icql.algos.presets import resolve_preset
+from icql.algos.registry import make_algorithm
 from icql.data import load_dataset
 from icql.data.convert import make_store
 from icql.errors import UserError
 from icql.retrieval import build_neighbours
+from icql.settings.change import override
 from icql.training.device import fit_normaliser
 from icql.training.group import wait_for_all
 from icql.training.loop import Loop

@@ -16,7 +16,8 @@ import icql
 from icql.data import load_dataset
 from icql.data.convert import make_store
 from icql.data.validation import validate_dataset
-from icql.retrieval import ContextSettings, build_neighbours, default_cache_dir
+from icql.retrieval import build_neighbours, default_cache_dir
+from icql.settings.data import ContextSettings
 from icql.training.checkpoint import Checkpoints
 from icql.training.loop import Loop
 from icql.training.stream import Streamed

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import pytest
 
 from icql.algos.base import Spec
-from icql.algos.bc import BC, BCSettings
+from icql.algos.bc import BC
 from icql.bench import speed
 from icql.bench.flops import count_flops
 from icql.bench.speed import flops_of_update, made_up_data, paper_costs
 from icql.cli import main
 from icql.errors import UserError
+from icql.settings.algorithms import BCSettings
 from icql.training import memory
 from icql.training.device import DeviceData, fit_normaliser, to_device
 from icql.training.loop import Loop

@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from icql.algos.actor_critic import CriticSettings, bounded
+from icql.algos.actor_critic import bounded
 from icql.algos.base import Batch, Spec, Transition
-from icql.algos.registry import make_algorithm, override, resolve_preset
+from icql.algos.presets import resolve_preset
+from icql.algos.registry import make_algorithm
+from icql.settings.change import override
+from icql.settings.critics import CriticSettings
 from icql.training.device import Normaliser, reward_range
 
 OBS, ACT, ROWS = 3, 2, 8

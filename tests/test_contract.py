@@ -17,18 +17,21 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from icql.algos.base import Algorithm, Spec
-from icql.algos.registry import ALGORITHMS, check_offline, make_algorithm, override, resolve_preset
+from icql.algos.presets import resolve_preset
+from icql.algos.registry import algorithms, check_offline, make_algorithm
 from icql.data.tasks import list_tasks
 from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
-from icql.files import load_weights, named_arrays, save_weights, tree_hash
 from icql.nn import critics, mlp
-from icql.nn.products import Precision, products_in
+from icql.nn.products import products_in
 from icql.progress import Display
+from icql.settings.change import override
+from icql.settings.run import Precision
 from icql.training.checkpoint import Checkpoints
 from icql.training.device import fit_normaliser, to_device
 from icql.training.loop import Loop
 from icql.training.trainer import find_contexts
+from icql.weights import load_weights, named_arrays, save_weights, tree_hash
 
 OBS, ACT, EPISODES, LENGTH = 4, 2, 10, 20
 # what makes any algorithm tiny, where it has such a setting
@@ -49,10 +52,10 @@ TINY = {
     "refresh": 4,
     "candidates": 4,
 }
-OFFLINE = [name for name, entry in ALGORITHMS.items() if not entry.online]
+OFFLINE = [name for name, entry in algorithms().items() if not entry.online]
 # SAC learns online, but under the same contract; QC has no local critic (see its file)
 CASES = {
-    **{name: (name, {}) for name in ALGORITHMS},
+    **{name: (name, {}) for name in algorithms()},
     "icql-policy-value": ("icql", {"value": "policy"}),
     "icql-td3bc-paper": ("icql-td3bc", {"form": "paper"}),
     "rebrac-local": ("rebrac", {"critic": "local"}),
@@ -353,7 +356,7 @@ def test_presets_resolve_for_every_task_and_name_their_source(name, preset):
 )
 def test_settings_out_of_range_are_refused_by_name(name, setting, value):
     with pytest.raises(UserError, match=setting):
-        override(ALGORITHMS[name].settings(), {setting: value})
+        override(algorithms()[name].settings(), {setting: value})
 
 
 def test_sac_says_that_it_learns_online():

@@ -15,10 +15,13 @@ import pytest
 import icql
 import pendulum
 from icql.algos.base import Batch, Spec, Transition
-from icql.algos.registry import make_algorithm, override, resolve_preset
+from icql.algos.presets import resolve_preset
+from icql.algos.registry import make_algorithm
 from icql.cli.main import main
 from icql.errors import UserError
-from icql.training.grid import check_grid, members_of, plain_grid, read_grid
+from icql.settings.change import override
+from icql.settings.grid import members_of, plain_grid, read_grid
+from icql.training.grid import check_grid
 
 GRID = {"beta": [1, 10], "expectile": [0.5, 0.9]}
 RUN = {"episodes": 2, "evaluate_every": 10, "checkpoint_every": 10, "log_every": 10}

@@ -14,11 +14,12 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from icql.algos.base import Transition
 from icql.nn import mlp
-from icql.nn.critics import LocalSettings, make_critics
+from icql.nn.critics import make_critics
 from icql.nn.in_context import reduced
 from icql.nn.kernels import features, fused, norm_dropout
 from icql.nn.mlp import MLP, LayerNorm, dropout
 from icql.nn.products import products_in
+from icql.settings.critics import LocalSettings
 
 
 def random_words(key: jax.Array) -> jax.Array:

@@ -12,13 +12,14 @@ import pytest
 from scipy import stats
 
 from icql.algos.base import Batch, Spec, Transition, Window
-from icql.algos.fql import FQL, FQLSettings, aggregate
-from icql.algos.qc import QC, QCSettings
+from icql.algos.fql import FQL, aggregate
+from icql.algos.qc import QC
 from icql.errors import UserError
 from icql.losses import chunk_target, distillation_loss, flow_matching, flow_point, masked_mean
-from icql.nn.critics import LocalSettings
 from icql.nn.flow import Flow, noise_of_state
-from icql.retrieval.settings import ContextSettings
+from icql.settings.algorithms import FQLSettings, QCSettings
+from icql.settings.critics import LocalSettings
+from icql.settings.data import ContextSettings
 
 OBS, ACT = 3, 2
 

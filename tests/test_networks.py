@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from icql.nn.critics import LocalSettings, make_critics
+from icql.nn.critics import make_critics
 from icql.nn.mlp import MLP, LayerNorm, dropout, normalise, orthogonal
+from icql.settings.critics import LocalSettings
 
 
 @pytest.mark.parametrize("shape", [(40, 40), (7, 33), (33, 7), (5, 1), (1, 1)])

@@ -22,13 +22,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icql.algos.sac import SACSettings
 from icql.data import load_dataset
 from icql.data.npz import read_npz
 from icql.data.tasks import Task, get_task
 from icql.data.transitions import Steps
 from icql.errors import UserError
-from icql.files import tree_hash
 from icql.online import (
     OnlineRun,
     OnlineSettings,
@@ -43,6 +41,8 @@ from icql.online.journal import Journal
 from icql.online.progress import Evaluation
 from icql.online.protocol import concatenate, describe, medium_replay, split, thin
 from icql.online.replay import Replay
+from icql.settings.algorithms import SACSettings
+from icql.weights import tree_hash
 
 LIMIT = 7
 

@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from icql.algos.registry import RunSettings
 from icql.errors import UserError
 from icql.nn import mlp
 from icql.nn.mlp import MLP
 from icql.nn.products import product, products_in
+from icql.settings.run import RunSettings
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 40, 7)).astype(np.float32)

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from icql.retrieval import ContextSettings, accelerator, build_neighbours, plan, retrieve
+from icql.retrieval import accelerator, build_neighbours, plan, retrieve
 from icql.retrieval import exact as exact_module
 from icql.retrieval.accelerator import GROUP, Accelerator
 from icql.retrieval.tiles import tiled, turn
+from icql.settings.data import ContextSettings
 from retrieval_cases import assert_same, brute_force, one_thread, transitions
 
 __all__ = ["one_thread"]

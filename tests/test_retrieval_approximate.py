@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from icql.errors import UserError
-from icql.retrieval import ContextSettings, build_neighbours, retrieve
+from icql.retrieval import build_neighbours, retrieve
 from icql.retrieval import nearest as nearest_module
 from icql.retrieval.approximate import Codes
 from icql.retrieval.index import Cells
+from icql.settings.data import ContextSettings
 from retrieval_cases import assert_same, brute_force, gaits, one_thread, transitions
 
 __all__ = ["one_thread"]

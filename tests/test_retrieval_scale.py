@@ -17,11 +17,12 @@ import pytest
 
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.retrieval import ContextSettings, Neighbours, append_neighbours, build_neighbours
+from icql.retrieval import Neighbours, append_neighbours, build_neighbours
 from icql.retrieval import build as build_module
 from icql.retrieval import distinct as distinct_module
 from icql.retrieval import plan as plan_module
 from icql.retrieval.distinct import distinct
+from icql.settings.data import ContextSettings
 from retrieval_cases import assert_same, gaits, one_thread, transitions
 
 __all__ = ["one_thread"]

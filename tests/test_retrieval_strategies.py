@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from icql.errors import UserError
-from icql.retrieval import ContextSettings, build_neighbours, retrieve
+from icql.retrieval import build_neighbours, retrieve
+from icql.settings.data import ContextSettings
 from retrieval_cases import (
     assert_same,
     brute_force,

@@ -13,8 +13,9 @@ import pytest
 
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.retrieval import ContextSettings, build_neighbours, default_cache_dir, retrieve
+from icql.retrieval import build_neighbours, default_cache_dir, retrieve
 from icql.retrieval import tables as tables_module
+from icql.settings.data import ContextSettings
 from retrieval_cases import assert_same, one_thread, transitions
 
 __all__ = ["one_thread"]

@@ -10,15 +10,10 @@ import numpy as np
 import pytest
 
 from icql.algos.base import Batch, Spec, Transition
-from icql.algos.sac import (
-    SAC,
-    SACSettings,
-    SACState,
-    critic_loss,
-    critic_target,
-)
+from icql.algos.sac import SAC, SACState, critic_loss, critic_target
 from icql.errors import UserError
 from icql.losses import soft_actor_loss, temperature_loss
+from icql.settings.algorithms import SACSettings
 
 OBS, ACT, B = 3, 2, 5
 

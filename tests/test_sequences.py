@@ -15,9 +15,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from icql.algos.base import DataSettings, Spec
-from icql.algos.dt import DT, DTSettings, action_loss, trajectory_of
-from icql.algos.radt import ACTING, NO_EPISODE, Memory, RADTSettings
+from icql.algos.base import Spec
+from icql.algos.dt import DT, action_loss, trajectory_of
+from icql.algos.radt import ACTING, NO_EPISODE, Memory
 from icql.data.transitions import Steps, Transitions
 from icql.errors import UserError
 from icql.evaluation.policies import act, start, step
@@ -25,6 +25,8 @@ from icql.evaluation.rollout import rollout
 from icql.nn.history import Goal, History
 from icql.nn.policies import Standardised
 from icql.nn.transformer import DecisionTransformer, Trajectory, causal_mask
+from icql.settings.algorithms import DTSettings, RADTSettings
+from icql.settings.data import DataSettings
 from icql.training.device import DeviceData, Normaliser, find_episodes, to_device
 
 OBS, ACT = 2, 1

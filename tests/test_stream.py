@@ -14,16 +14,18 @@ import pytest
 import icql
 import pendulum
 from icql.algos.base import Spec
-from icql.algos.registry import make_algorithm, override, resolve_preset
+from icql.algos.presets import resolve_preset
+from icql.algos.registry import make_algorithm
 from icql.data.convert import make_store
 from icql.data.store import open_store
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.files import tree_hash
 from icql.retrieval import Neighbours, build_neighbours
+from icql.settings.change import override
 from icql.training.device import DeviceData, Normaliser, find_episodes, fit_normaliser
 from icql.training.loop import Loop
 from icql.training.stream import Streamed, feed
+from icql.weights import tree_hash
 
 TINY = {
     "icql": {"hidden": [16, 16], "context.k": 4, "local.layers": 2, "local.features": 8},

@@ -18,7 +18,7 @@ import icql
 import pendulum
 from icql.api import request_of
 from icql.errors import UserError
-from icql.training.grid import Member
+from icql.settings.grid import Member
 from icql.training.run_folder import RunFolder
 from icql.training.watch import Watch
 

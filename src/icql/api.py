@@ -8,13 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from icql.algos.registry import (
-    PresetName,
-    RunSettings,
-    check_offline,
-    override,
-    resolve_preset,
-)
+from icql.algos.presets import PresetName, resolve_preset
+from icql.algos.registry import check_offline
 from icql.data import Task, Transitions, get_task
 from icql.data.checks import memory_limit
 from icql.data.room import read_size
@@ -24,7 +19,9 @@ from icql.data.tasks import find_task
 from icql.data.validation import inspect
 from icql.errors import UserError
 from icql.progress import Display
-from icql.training.grid import Grid, plain_grid
+from icql.settings.change import override
+from icql.settings.grid import Grid, plain_grid
+from icql.settings.run import RunSettings
 from icql.training.group import is_first, join_group, stopping_together
 from icql.training.plan import Plan, recorded_settings
 from icql.training.run_folder import RunFolder

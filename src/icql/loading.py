@@ -20,14 +20,15 @@ from icql.errors import UserError
 from icql.evaluation import EnvPool, Rollouts
 from icql.evaluation.policies import act, evaluate_policies
 from icql.evaluation.rollout import Progress
-from icql.files import load_weights
 from icql.nn.critics import Critics
 from icql.nn.policies import Standardised
-from icql.retrieval import ContextSettings, retrieve
+from icql.retrieval import retrieve
+from icql.settings.data import ContextSettings
+from icql.settings.grid import Member, members_of, say_settings
 from icql.training.device import Normaliser, fit_normaliser, pack, unpack
-from icql.training.grid import Member, members_of, say_settings
 from icql.training.plan import recorded_settings
 from icql.training.run_folder import RunFolder
+from icql.weights import load_weights
 
 Place = Mapping[str, float]  # in a grid of settings: values by dotted name
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-TD3BCForm = Literal["original", "retuned", "paper"]
+from icql.settings.algorithms import TD3BCForm
 
 
 def expectile(u: Float[Array, "..."], tau: float) -> Float[Array, "..."]:

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from icql.nn.policies import Policy
-from icql.retrieval.settings import ContextSettings
+from icql.settings.critics import AlgorithmSettings
+from icql.settings.data import ContextSettings
 
 Metrics = dict[str, Array]
 State = TypeVar("State")
@@ -92,44 +93,13 @@ def value_range(rewards: tuple[float, float], discount: float) -> tuple[float, f
     return least / (1 - discount), largest / (1 - discount)
 
 
-@dataclass(frozen=True)
-class DataSettings:
-    """How logged data is prepared before an algorithm sees it."""
-
-    reward_scale: float = 1.0
-    """Every reward is multiplied by this (recorded with the run; β is meant on scaled values)."""
-    normalise_returns: bool = False
-    """Also scale rewards by 1000 / (max return − min return), as IQL does on MuJoCo."""
-    normalise_states: bool = False
-    """Standardise states; the normaliser travels with the policy."""
-
-
-class Settings(Protocol):
-    """What every algorithm's settings have in common."""
-
-    @property
-    def batch_size(self) -> int:
-        """Rows of one batch."""
-        ...
-
-    @property
-    def discount(self) -> float:
-        """γ."""
-        ...
-
-    @property
-    def data(self) -> DataSettings:
-        """How the data is prepared."""
-        ...
-
-
 class Algorithm(Protocol[State]):
     """(settings, spec) → init → update → policy."""
 
     def __init__(self, settings: Any, spec: Spec) -> None: ...
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> AlgorithmSettings:
         """What it was made with."""
         ...
 

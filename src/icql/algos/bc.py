@@ -7,43 +7,16 @@ Settings follow CORL's `any_percent_bc` (256×256 ReLU, Adam 3e-4, batch 256).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.base import Batch, DataSettings, Metrics, Needs, Spec
+from icql.algos.base import Batch, Metrics, Needs, Spec
 from icql.algos.optimise import Trained, adam, descend, start
-from icql.errors import UserError
 from icql.nn.policies import DeterministicPolicy
-
-
-@dataclass(frozen=True)
-class BCSettings:
-    """Behaviour cloning's settings."""
-
-    batch_size: int = 256
-    """Transitions per update."""
-    learning_rate: float = 3e-4
-    """Adam's learning rate."""
-    hidden: tuple[int, ...] = (256, 256)
-    """Hidden layers of the policy."""
-    dropout: float = 0.0
-    """Dropout in the policy during training."""
-    discount: float = 0.99
-    """Unused by cloning; part of every algorithm's settings."""
-    data: DataSettings = field(default_factory=DataSettings)
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError("must be at least 1.", where="batch_size")
-        if not self.learning_rate > 0:
-            raise UserError("must be positive.", where="learning_rate")
-        if not 0 <= self.discount <= 1:
-            raise UserError("must be in [0, 1].", where="discount")
-        if not 0 <= self.dropout < 1:
-            raise UserError("must be in [0, 1).", where="dropout")
+from icql.settings.algorithms import BCSettings
 
 
 class BCState(eqx.Module):

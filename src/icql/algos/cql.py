@@ -26,50 +26,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from icql.algos.actor_critic import (
-    CriticSettings,
-    at_least,
-    bounded,
-    critic_optimiser,
-    needs_of,
-    q_by_layer,
-    q_critics,
-)
+from icql.algos.actor_critic import bounded, critic_optimiser, needs_of, q_by_layer, q_critics
 from icql.algos.base import Batch, Metrics, Needs, Spec, Transition
 from icql.algos.optimise import Trained, adam, descend, follow, start
-from icql.errors import UserError
 from icql.losses import bellman_target, conservative_gap, soft_actor_loss, temperature_loss
 from icql.nn.critics import Critics
 from icql.nn.policies import TanhGaussianPolicy
-
-
-@dataclass(frozen=True)
-class CQLSettings(CriticSettings):
-    """CQL's settings; the defaults are CORL's for MuJoCo."""
-
-    alpha: float = 10.0
-    """α, the weight of the conservative term."""
-    samples: int = 10
-    """Actions drawn from each of the three proposals to estimate log Σ exp Q."""
-    cql_temperature: float = 1.0
-    """Temperature of the log-sum-exp."""
-    lagrange: bool = False
-    """Tune the weight by dual descent so that the conservative gap stays at `target_gap`."""
-    target_gap: float = 5.0
-    """The conservative gap that the Lagrange form aims at."""
-    backup_entropy: bool = False
-    """Whether the Bellman target includes the policy's entropy, as in SAC."""
-    policy_learning_rate: float = 3e-5
-    """Adam's learning rate for the policy and its temperature."""
-    hidden: tuple[int, ...] = (256, 256, 256)
-    """Hidden layers of every network."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "alpha", 0)
-        at_least(self, "samples", 1)
-        if not self.cql_temperature > 0:
-            raise UserError("must be positive.", where="cql_temperature")
+from icql.settings.algorithms import CQLSettings
 
 
 class CQLState(eqx.Module):

@@ -23,18 +23,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.actor_critic import (
-    DelayedSettings,
-    at_least,
-    bounded,
-    critic_optimiser,
-    q_critics,
-    v_critic,
-)
+from icql.algos.actor_critic import bounded, critic_optimiser, q_critics, v_critic
 from icql.algos.base import Batch, Metrics
 from icql.algos.optimise import Trained, adam, descend, follow, start
 from icql.algos.td3 import TD3Based
-from icql.errors import UserError
 from icql.losses import (
     advantage_weights,
     bellman_target,
@@ -45,34 +37,7 @@ from icql.losses import (
 )
 from icql.nn.critics import Critics
 from icql.nn.policies import DeterministicPolicy
-
-
-@dataclass(frozen=True)
-class DMGSettings(DelayedSettings):
-    """DMG's settings; the defaults are those of the official MuJoCo command."""
-
-    mixture: float = 0.25
-    """λ, how much of the bootstrap is the policy's own value rather than the in-sample V."""
-    penalty: float = 0.1
-    """ν, the weight of advantage-weighted cloning in the actor."""
-    expectile: float = 0.7
-    """τ of the in-sample value V."""
-    beta: float = 3.0
-    """β, the inverse temperature of the cloning weights, on scaled rewards."""
-    advantage_limit: float = 3.0
-    """Upper limit of the cloning weights exp(β A)."""
-    cosine_policy: bool = True
-    """Decay the policy's learning rate to zero over the run by a cosine."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.mixture <= 1:
-            raise UserError("must be in [0, 1].", where="mixture")
-        if not 0 < self.expectile < 1:
-            raise UserError("must lie strictly between 0 and 1.", where="expectile")
-        at_least(self, "penalty", 0)
-        at_least(self, "beta", 0)
-        at_least(self, "advantage_limit", 1)
+from icql.settings.algorithms import DMGSettings
 
 
 class DMGState(eqx.Module):

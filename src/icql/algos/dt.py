@@ -10,81 +10,18 @@ orthogonal weights at the start, and one target return per run rather than two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from icql.algos.base import Batch, DataSettings, Metrics, Needs, Spec, Window
+from icql.algos.base import Batch, Metrics, Needs, Spec, Window
 from icql.algos.optimise import Trained, adamw, descend, start
-from icql.errors import UserError
 from icql.nn.history import Goal, History
 from icql.nn.policies import first_action
 from icql.nn.transformer import DecisionTransformer, Trajectory
-
-
-@dataclass(frozen=True)
-class DTSettings:
-    """DT's settings; the defaults are the official ones of the gym tasks."""
-
-    target_return: float = 3600.0
-    """The return that is asked for, in the environment's rewards: give it for a task of your own,
-    near the best return in the data."""
-    return_scale: float = 1000.0
-    """Returns-to-go are divided by this before the network sees them."""
-    running_rewards: bool = False
-    """The data's reward is what the episode has earned so far, where the environment pays it only
-    once (Kitchen): returns-to-go then fall by the running total."""
-    length: int = 20
-    """K, the steps of a window."""
-    layers: int = 3
-    """Transformer blocks."""
-    heads: int = 1
-    """Attention heads; they share the width."""
-    width: int = 128
-    """Size of a token."""
-    timesteps: int = 1000
-    """Timesteps with an embedding of their own; later ones share the last."""
-    dropout: float = 0.1
-    """Dropout of embeddings, attention and residuals during training."""
-    batch_size: int = 64
-    """Windows per update."""
-    learning_rate: float = 1e-4
-    """AdamW's learning rate after the warm-up."""
-    warmup: int = 10_000
-    """Updates over which the learning rate rises linearly."""
-    cosine: bool = False
-    """Let the learning rate fall to zero by a cosine after the warm-up."""
-    weight_decay: float = 1e-4
-    """AdamW's weight decay."""
-    gradient_clip: float = 0.25
-    """Largest gradient norm."""
-    discount: float = 1.0
-    """Unused, returns-to-go are undiscounted; part of every algorithm's settings."""
-    data: DataSettings = field(default_factory=DataSettings)
-
-    def __post_init__(self) -> None:
-        for name in ("length", "layers", "heads", "width", "timesteps", "batch_size", "warmup"):
-            if getattr(self, name) < 1:
-                raise UserError("must be at least 1.", where=name)
-        for name in ("learning_rate", "gradient_clip", "return_scale"):
-            if not getattr(self, name) > 0:
-                raise UserError("must be positive.", where=name)
-        if self.weight_decay < 0:
-            raise UserError("must not be negative.", where="weight_decay")
-        if not 0 <= self.discount <= 1:
-            raise UserError("must be in [0, 1].", where="discount")
-        if not 0 <= self.dropout < 1:
-            raise UserError("must be in [0, 1).", where="dropout")
-        if self.width % self.heads:
-            raise UserError(f"must be a multiple of heads ({self.heads}).", where="width")
-        if self.data.reward_scale != 1 or self.data.normalise_returns:
-            raise UserError(
-                "rewards must keep their size: the policy counts what the environment pays.",
-                where="data.reward_scale",
-                fix="Scale returns-to-go with return_scale instead.",
-            )
+from icql.settings.algorithms import DTSettings
 
 
 class DTPolicy(eqx.Module):

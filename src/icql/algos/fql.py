@@ -12,18 +12,17 @@ noise z is seeded by the state (see :func:`icql.nn.flow.noise_of_state`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from icql.algos.actor_critic import at_least, needs_of, q_by_layer
-from icql.algos.base import Batch, DataSettings, Metrics, Needs, Spec
+from icql.algos.actor_critic import needs_of, q_by_layer
+from icql.algos.base import Batch, Metrics, Needs, Spec
 from icql.algos.optimise import Trained, adam, descend, follow, start
-from icql.errors import UserError
 from icql.losses import (
     bellman_target,
     distillation_loss,
@@ -31,59 +30,10 @@ from icql.losses import (
     flow_point,
     normalised_q,
 )
-from icql.nn.critics import CriticKind, Critics, LocalSettings, make_critics
+from icql.nn.critics import Critics, make_critics
 from icql.nn.flow import Flow, noise_of_state
 from icql.nn.mlp import MLP
-from icql.retrieval.settings import ContextSettings
-
-Aggregate = Literal["mean", "min"]
-
-
-@dataclass(frozen=True)
-class FlowSettings:
-    """What FQL and QC share; the defaults are the official ones."""
-
-    alpha: float = 10.0
-    """α, the weight of distillation against −Q: the one setting to tune per task."""
-    q_aggregate: Aggregate = "mean"
-    """How critics are taken together: mean, or min (FQL on Adroit)."""
-    flow_steps: int = 10
-    """Euler steps from noise to action (or chunk)."""
-    critics: int = 2
-    """Number of Q critics."""
-    discount: float = 0.99
-    """γ per step."""
-    target_rate: float = 0.005
-    """Step of the target network's moving average."""
-    batch_size: int = 256
-    """Transitions (or chunks) per update."""
-    learning_rate: float = 3e-4
-    """Adam's learning rate for every network."""
-    hidden: tuple[int, ...] = (512, 512, 512, 512)
-    """Hidden layers of every network (GELU; layer norm in the critics)."""
-    data: DataSettings = field(default_factory=DataSettings)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.discount < 1:
-            raise UserError("must be in [0, 1).", where="discount")
-        for name in ("critics", "batch_size", "flow_steps"):
-            at_least(self, name, 1)
-        for name in ("learning_rate", "target_rate"):
-            if not getattr(self, name) > 0:
-                raise UserError("must be positive.", where=name)
-        at_least(self, "alpha", 0)
-
-
-@dataclass(frozen=True)
-class FQLSettings(FlowSettings):
-    """FQL's settings; the defaults are the official ones."""
-
-    critic: CriticKind = "global"
-    """global: one network for all states (FQL); local: inferred from retrieved context."""
-    normalise_q: bool = False
-    """Divide the policy's Q by its mean size (official normalize_q_loss; advised for new tasks)."""
-    context: ContextSettings = field(default_factory=ContextSettings)
-    local: LocalSettings = field(default_factory=LocalSettings)
+from icql.settings.algorithms import Aggregate, FQLSettings
 
 
 class OneStepPolicy(eqx.Module):

@@ -16,7 +16,7 @@ Policy, both:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -24,8 +24,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from icql.algos.actor_critic import (
-    CriticSettings,
-    at_least,
     bounded,
     critic_optimiser,
     needs_of,
@@ -35,40 +33,10 @@ from icql.algos.actor_critic import (
 )
 from icql.algos.base import Batch, Metrics, Needs, Spec, Transition, join
 from icql.algos.optimise import Trained, adam, descend, follow, start
-from icql.errors import UserError
 from icql.losses import advantage_weights, bellman_target, expectile
 from icql.nn.critics import Critics
 from icql.nn.policies import GaussianPolicy
-
-
-@dataclass(frozen=True)
-class IQLSettings(CriticSettings):
-    """IQL's settings; the defaults are the official MuJoCo ones."""
-
-    value: Literal["policy", "expectile"] = "expectile"
-    """V as E_{a~π} Q̂ (reading A, the paper's formula) or as its own estimator (reading B, IQL)."""
-    expectile: float = 0.7
-    """τ: 0.5 is the mean; towards 1 the best actions in the data count."""
-    beta: float = 3.0
-    """β, the inverse temperature of advantage-weighted regression, on scaled rewards."""
-    advantage_limit: float = 100.0
-    """Upper limit of the regression weights exp(β A)."""
-    policy_samples: int = 1
-    """Reading A: actions drawn per state to estimate E_{a~π}."""
-    cosine_policy: bool = True
-    """Decay the policy's learning rate to zero over the run by a cosine."""
-    policy_dropout: float = 0.0
-    """Dropout in the policy during training."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.expectile < 1:
-            raise UserError("must lie strictly between 0 and 1.", where="expectile")
-        if not 0 <= self.policy_dropout < 1:
-            raise UserError("must be in [0, 1).", where="policy_dropout")
-        at_least(self, "policy_samples", 1)
-        at_least(self, "beta", 0)
-        at_least(self, "advantage_limit", 1)
+from icql.settings.algorithms import IQLSettings
 
 
 class IQLState(eqx.Module):

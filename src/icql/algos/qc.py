@@ -16,40 +16,22 @@ offline phase. There is no local critic of chunks: retrieved contexts are single
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from icql.algos.actor_critic import at_least
 from icql.algos.base import Batch, Metrics, Needs, Spec
-from icql.algos.fql import Aggregate, FlowSettings, OneStepPolicy, aggregate
+from icql.algos.fql import OneStepPolicy, aggregate
 from icql.algos.optimise import Trained, adam, descend, follow, start
 from icql.losses import chunk_target, distillation_loss, flow_matching, flow_point, masked_mean
-from icql.nn.critics import Critics, LocalSettings, make_critics
+from icql.nn.critics import Critics, make_critics
 from icql.nn.flow import Flow, noise_of_state
 from icql.nn.policies import first_action
-
-
-@dataclass(frozen=True)
-class QCSettings(FlowSettings):
-    """QC's settings; the defaults are the official ones. `alpha` is of the distilled actor."""
-
-    actor: Literal["best-of-n", "distilled"] = "best-of-n"
-    """best-of-n: QC, the best of `samples` chunks; distilled: QC-FQL, one pass from noise."""
-    alpha: float = 100.0
-    """α, the weight of distillation against −Q (QC-FQL only)."""
-    chunk: int = 5
-    """h, the actions of a chunk."""
-    samples: int = 32
-    """n: the best-of-n policy takes the best of this many chunks."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "chunk", 1)
-        at_least(self, "samples", 1)
+from icql.settings.algorithms import Aggregate, QCSettings
+from icql.settings.critics import LocalSettings
 
 
 class Plan(eqx.Module):

@@ -31,7 +31,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from icql.algos.base import Batch, Metrics, Needs, Spec
 from icql.algos.dt import (
-    DTSettings,
     action_loss,
     dimensions,
     goal_of,
@@ -40,40 +39,12 @@ from icql.algos.dt import (
     trajectory_of,
 )
 from icql.algos.optimise import Trained, descend, start
-from icql.errors import UserError
 from icql.nn.history import Goal, History
 from icql.nn.policies import first_action
 from icql.nn.transformer import DecisionTransformer, Trajectory
+from icql.settings.algorithms import RADTSettings
 
 NO_EPISODE, ACTING = -1, -2  # an empty place in the memory; a query from outside the data
-
-
-@dataclass(frozen=True)
-class RADTSettings(DTSettings):
-    """DT's settings and those of retrieval."""
-
-    memory_size: int = 512
-    """Sub-trajectories in the memory."""
-    refresh: int = 8
-    """Sub-trajectories of each batch that replace the oldest ones in the memory."""
-    candidates: int = 50
-    """The most similar sub-trajectories, of which the one with the highest return-to-go is used."""
-    pretrain: float = 0.3
-    """Share of the updates in which the embedding DT learns; then it is frozen."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("memory_size", "refresh", "candidates"):
-            if getattr(self, name) < 1:
-                raise UserError("must be at least 1.", where=name)
-        if self.candidates > self.memory_size:
-            raise UserError(
-                f"must not exceed memory_size ({self.memory_size}).", where="candidates"
-            )
-        if self.refresh > min(self.memory_size, self.batch_size):
-            raise UserError("must not exceed memory_size or batch_size.", where="refresh")
-        if not 0 < self.pretrain <= 1:
-            raise UserError("must be in (0, 1].", where="pretrain")
 
 
 class Memory(eqx.Module):

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.actor_critic import DelayedSettings, at_least, bounded, critic_optimiser
+from icql.algos.actor_critic import bounded, critic_optimiser
 from icql.algos.base import Batch, Metrics
 from icql.algos.optimise import Trained, descend, follow
 from icql.algos.td3 import TD3Based, TD3State, policy_optimiser, start_td3
@@ -35,33 +35,7 @@ from icql.losses import (
 )
 from icql.nn.critics import Critics
 from icql.nn.policies import DeterministicPolicy
-
-
-@dataclass(frozen=True)
-class ReBRACSettings(DelayedSettings):
-    """ReBRAC's settings; the defaults are the official MuJoCo ones, the two weights per task."""
-
-    actor_bc: float = 0.05
-    """β₁, the weight of cloning in the actor."""
-    critic_bc: float = 0.01
-    """β₂, the penalty on the target policy's distance from the data's next action."""
-    normalise_q: bool = True
-    """Divide Q by its mean size in the actor's loss."""
-    layer_norm: bool = True
-    """LayerNorm in the critics (a local critic's features always have it)."""
-    hidden: tuple[int, ...] = (256, 256, 256)
-    """Hidden layers of every network."""
-    batch_size: int = 1024
-    """Transitions per gradient step."""
-    critic_learning_rate: float = 1e-3
-    """Adam's learning rate for the critics."""
-    policy_learning_rate: float = 1e-3
-    """Adam's learning rate for the policy."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "actor_bc", 0)
-        at_least(self, "critic_bc", 0)
+from icql.settings.algorithms import ReBRACSettings
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ Haarnoja et al., "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.059
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -21,40 +21,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from icql.algos.base import Batch, DataSettings, Metrics, Needs, Spec
-from icql.errors import UserError
+from icql.algos.base import Batch, Metrics, Needs, Spec
 from icql.losses import bellman_target, soft_actor_loss, temperature_loss
-from icql.nn.critics import Critics, LocalSettings, make_critics
+from icql.nn.critics import Critics, make_critics
 from icql.nn.policies import TanhGaussianPolicy
-
-
-@dataclass(frozen=True)
-class SACSettings:
-    """Settings of SAC; the defaults are the paper's (table 1)."""
-
-    hidden: tuple[int, ...] = (256, 256)
-    """Hidden layers of the critics and of the policy."""
-    learning_rate: float = 3e-4
-    """Adam's learning rate for critics, policy and temperature."""
-    batch_size: int = 256
-    """Transitions per update."""
-    discount: float = 0.99
-    """γ."""
-    target_rate: float = 0.005
-    """τ, how far the target critics move towards the critics at each update."""
-    initial_temperature: float = 1.0
-    """α before the first update."""
-    target_entropy_per_action: float = -1.0
-    """H̄ divided by the number of action dimensions."""
-    data: DataSettings = field(default_factory=DataSettings)
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "batch_size", "initial_temperature"):
-            if getattr(self, name) <= 0:
-                raise UserError("must be positive.", where=name)
-        for name in ("discount", "target_rate"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError("must be in [0, 1].", where=name)
+from icql.settings.algorithms import SACSettings
+from icql.settings.critics import LocalSettings
 
 
 class SACState(eqx.Module):

@@ -12,17 +12,12 @@ import jax
 import optax
 from jaxtyping import PRNGKeyArray
 
-from icql.algos.actor_critic import (
-    DelayedSettings,
-    critic_optimiser,
-    needs_of,
-    q_by_layer,
-    q_critics,
-)
+from icql.algos.actor_critic import critic_optimiser, needs_of, q_by_layer, q_critics
 from icql.algos.base import Batch, Needs, Spec
 from icql.algos.optimise import Trained, adam, start
 from icql.nn.critics import Critics
 from icql.nn.policies import DeterministicPolicy
+from icql.settings.critics import DelayedSettings
 
 
 class TD3State(eqx.Module):

@@ -23,31 +23,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.actor_critic import DelayedSettings, at_least, bounded, critic_optimiser
+from icql.algos.actor_critic import bounded, critic_optimiser
 from icql.algos.base import Batch, Metrics
 from icql.algos.optimise import Trained, descend, follow
 from icql.algos.td3 import TD3Based, TD3State, policy_optimiser, start_td3
-from icql.losses import TD3BCForm, bellman_target, smoothed_action, td3bc_actor_loss
+from icql.losses import bellman_target, smoothed_action, td3bc_actor_loss
 from icql.nn.critics import Critics
 from icql.nn.policies import DeterministicPolicy
-
-
-@dataclass(frozen=True)
-class TD3BCSettings(DelayedSettings):
-    """TD3+BC's settings; the defaults are the official ones."""
-
-    form: TD3BCForm = "original"
-    """original: alpha scales normalised Q; retuned: bc_coef scales cloning beside normalised Q;
-    paper: alpha scales cloning beside raw Q (the ICQL paper's formula)."""
-    alpha: float = 2.5
-    """α of the forms original (more is less cloning) and paper (more is more cloning)."""
-    bc_coef: float = 0.1
-    """β, the weight of cloning in the form retuned."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "alpha", 0)
-        at_least(self, "bc_coef", 0)
+from icql.settings.algorithms import TD3BCSettings
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,17 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from icql.algos.actor_critic import at_least
 from icql.algos.base import Algorithm, Spec
-from icql.algos.registry import PresetName, make_algorithm, override, resolve_preset
+from icql.algos.presets import PresetName, resolve_preset
+from icql.algos.registry import make_algorithm
 from icql.bench.flops import count_flops
 from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
-from icql.nn.products import Precision
-from icql.retrieval import ContextSettings, build_neighbours
-from icql.retrieval.settings import Engine
+from icql.retrieval import build_neighbours
+from icql.settings.change import override
+from icql.settings.data import ContextSettings, Engine
+from icql.settings.fields import Count, Positive, Settings
+from icql.settings.run import Precision
 from icql.training.device import DeviceData, fit_normaliser, to_device
 from icql.training.loop import Loop
 from icql.training.memory import Memory, memory_of
@@ -35,16 +37,11 @@ EPISODE = 1000  # steps of a made-up episode
 
 
 @dataclass(frozen=True)
-class Effort:
+class Effort(Settings):
     """How long to measure."""
 
-    seconds: float = 1.0  # of one timed run, about
-    repeats: int = 5
-
-    def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise UserError("must be positive.", where="seconds")
-        at_least(self, "repeats", 1)
+    seconds: Positive = 1.0  # of one timed run, about
+    repeats: Count = 5
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 import tyro
 
-from icql.algos.registry import ALGORITHMS, PRESETS, resolve_preset
+from icql.algos.presets import PRESETS, resolve_preset
+from icql.algos.registry import algorithms
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,11 @@ def run(argv: list[str]) -> dict[str, Any] | None:
                 for chosen in [resolve_preset(name, preset, options.task)]
             },
         }
-        for name, entry in ALGORITHMS.items()
+        for name, entry in algorithms().items()
     }
     if options.json:
         return {"task": options.task, "algorithms": listed}
-    for name, entry in ALGORITHMS.items():
+    for name, entry in algorithms().items():
         print(f"{name:<12} {entry.summary} ({entry.paper})")
         for source in resolve_preset(name, "paper", options.task).sources:
             print(f"{'':<12} · {source}")

@@ -10,8 +10,8 @@ import tyro
 
 from icql.bench.speed import Effort, cost_of, describe_device, made_up_data, paper_costs
 from icql.files import write_json
-from icql.nn.products import Precision
 from icql.progress import Display
+from icql.settings.run import Precision
 
 DESCRIPTION = """Regenerate the paper's cost tables of ICQL: time, GFLOPs and memory of one update.
 

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import tyro
 
-from icql.algos.registry import ALGORITHMS, PresetName, get_algorithm
+from icql.algos.presets import PresetName
+from icql.algos.registry import algorithms, get_algorithm
 from icql.bench.speed import (
     Effort,
     cost_of,
@@ -21,9 +22,9 @@ from icql.bench.speed import (
 )
 from icql.errors import UserError
 from icql.files import write_json
-from icql.nn.products import Precision
 from icql.progress import Display
-from icql.retrieval.settings import Engine
+from icql.settings.data import Engine
+from icql.settings.run import Precision
 
 DESCRIPTION = """Time one update of every algorithm, sampling included, and retrieval.
 
@@ -69,7 +70,7 @@ def run(argv: list[str]) -> dict[str, Any] | None:
     """Parse, measure, print."""
     options = tyro.cli(Speed, prog="icql bench speed", description=DESCRIPTION, args=argv)
     changes = dict(_change(item) for item in options.settings)
-    names = options.algos or tuple(ALGORITHMS)
+    names = options.algos or tuple(algorithms())
     for name in names:
         get_algorithm(name)
     data, paper = made_up_data(options.rows, options.obs, options.act), paper_costs()["algorithms"]

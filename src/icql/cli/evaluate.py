@@ -14,7 +14,7 @@ from icql.data import Task
 from icql.evaluation import Rollouts, summary
 from icql.loading import load_policy
 from icql.progress import Display
-from icql.training.grid import say_settings
+from icql.settings.grid import say_settings
 from icql.training.run_folder import RunFolder
 from icql.training.versions import versions
 

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from icql.algos.registry import PresetName, RunSettings
+from icql.algos.presets import PresetName
 from icql.api import Request, default_out, execute, make_request, request_of
 from icql.data.room import read_size
 from icql.errors import UserError
 from icql.progress import Display
-from icql.training.grid import plain_grid, read_grid, say_settings
+from icql.settings.grid import plain_grid, read_grid, say_settings
+from icql.settings.run import RunSettings
 
 S = TypeVar("S")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from icql.errors import UserError, nearest
-from icql.paths import default_cache_dir
+from icql.files import default_cache_dir
 
 BASE = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
 BASE_VARIABLE = "ICQL_D4RL_URL"  # environment variable: a mirror with the same layout

@@ -9,8 +9,7 @@ critic-based algorithm therefore becomes its ICQL variant by one setting.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,44 +19,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from icql.errors import UserError
 from icql.nn.kernels import on_gpu
 from icql.nn.mlp import MLP, Activation
-from icql.nn.modules import Form, LinearMLP, LinearTransformer, ModuleName, SoftmaxTransformer
-
-CriticKind = Literal["local", "global"]
-
-
-@dataclass(frozen=True)
-class LocalSettings:
-    """The local (in-context) critic: features φ and the in-context module over them."""
-
-    module: ModuleName = "linear"
-    """linear: the paper's linear Transformer; mlp and softmax: its ablation."""
-    layers: int = 20
-    """L, the number of in-context TD steps of the linear module."""
-    blocks: int = 4
-    """Attention blocks of the softmax module."""
-    features: int = 64
-    """d, the dimension of φ(s, a)."""
-    c_scale: float = 1.0
-    """C_ℓ starts as (c_scale / d)·I. 1 is stable; d is the identity and explodes."""
-    c_learning_rate: float = 1.0
-    """Learning rate of C as a multiple of the critic's: C has to be learned upward."""
-    dropout: float = 0.1
-    """Dropout in φ during training."""
-    context_dropout: bool = True
-    """Whether dropout also acts on the features of the context transitions."""
-    form: Form = "auto"
-    """How the linear module computes its TD steps: reduced, dual, or fused in one GPU kernel; equal
-    up to rounding. auto: fused on a GPU, reduced elsewhere."""
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "blocks", "features"):
-            if getattr(self, name) < 1:
-                raise UserError("must be at least 1.", where=f"local.{name}")
-        if not 0 <= self.dropout < 1:
-            raise UserError("must be in [0, 1).", where="local.dropout")
-        for name in ("c_scale", "c_learning_rate"):
-            if getattr(self, name) < 0:
-                raise UserError("must not be negative.", where=f"local.{name}")
+from icql.nn.modules import LinearMLP, LinearTransformer, SoftmaxTransformer
+from icql.settings.critics import CriticKind, LocalSettings
 
 
 class GlobalCritic(eqx.Module):

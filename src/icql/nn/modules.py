@@ -7,7 +7,7 @@ the local weights w, so many actions of one state cost one read.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import equinox as eqx
 import jax
@@ -17,9 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from icql.nn.in_context import dual, reduced
 from icql.nn.kernels import fused, on_gpu
 from icql.nn.mlp import MLP, LayerNorm, Linear
-
-ModuleName = Literal["linear", "mlp", "softmax"]
-Form = Literal["auto", "reduced", "dual", "fused"]
+from icql.settings.critics import Form
 
 
 class InContextModule(Protocol):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-Precision = Literal["float32", "bfloat16"]
+from icql.settings.run import Precision
+
 _precision: ContextVar[Precision] = ContextVar("precision", default="float32")
 
 

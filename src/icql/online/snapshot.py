@@ -11,11 +11,12 @@ from jaxtyping import Array, Float
 from safetensors import SafetensorError, safe_open
 
 from icql.algos.base import Spec
-from icql.algos.sac import SAC, SACSettings, SACState
+from icql.algos.sac import SAC, SACState
 from icql.errors import UserError
-from icql.files import load_weights, save_weights
 from icql.nn.critics import Critics
 from icql.nn.policies import TanhGaussianPolicy
+from icql.settings.algorithms import SACSettings
+from icql.weights import load_weights, save_weights
 
 
 class Snapshot(eqx.Module):

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,56 +19,57 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from icql.algos.base import Batch, Metrics, Spec
-from icql.algos.sac import SAC, SACSettings, SACState
+from icql.algos.sac import SAC, SACState
 from icql.data.tasks import Task
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool, rollout
-from icql.files import load_weights, read_json, save_weights, write_json
+from icql.files import read_json, write_json
 from icql.nn.policies import TanhGaussianPolicy
 from icql.online.envs import EnvGroup
 from icql.online.journal import Journal
 from icql.online.progress import Clock, Evaluation, Listener
 from icql.online.replay import Replay
 from icql.online.snapshot import Snapshot
+from icql.settings.algorithms import SACSettings
+from icql.settings.fields import Count, Settings, Whole
+from icql.weights import load_weights, save_weights
 
 Until = Literal["medium", "end"]
 
 
 @dataclass(frozen=True)
-class OnlineSettings:
+class OnlineSettings(Settings):
     """How long and how a run interacts; what it learns with is `sac`."""
 
-    steps: int = 1_000_000
+    section: ClassVar[str] = "online."
+
+    steps: Count = 1_000_000
     """Environment steps, all environments together; also the size of the replay."""
-    seed: int = 0
+    seed: Whole = 0
     """Seed of everything random."""
-    envs: int = 8
+    envs: Count = 8
     """Environments stepped side by side; also the number of updates per compiled call."""
-    warmup: int = 5_000
+    warmup: Whole = 5_000
     """Steps of uniformly random actions, without updates, at the start."""
-    evaluate_every: int = 5_000
+    evaluate_every: Count = 5_000
     """Steps between evaluations until the medium policy is found."""
-    evaluate_later: int = 50_000
+    evaluate_later: Count = 50_000
     """Steps between evaluations after that."""
-    episodes: int = 10
+    episodes: Count = 10
     """Episodes of the deterministic policy per evaluation."""
     medium_score: float = 100 / 3
     """Normalised score at which a policy counts as medium: a third of expert performance."""
-    checkpoint_every: int = 50_000
+    checkpoint_every: Count = 50_000
     """Steps between checkpoints: the most that a kill can lose."""
     sac: SACSettings = field(default_factory=SACSettings)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "envs", "evaluate_every", "evaluate_later", "episodes"):
-            if getattr(self, name) < 1:
-                raise UserError("must be at least 1.", where=f"online.{name}")
+        super().__post_init__()
         if self.checkpoint_every < self.envs or self.steps < self.envs:
             raise UserError(
                 f"must be at least the {self.envs} steps of one row.",
                 where="online.steps and online.checkpoint_every",
             )
-        if self.warmup < 0 or self.seed < 0:
-            raise UserError("must not be negative.", where="online.warmup and online.seed")
 
 
 @dataclass

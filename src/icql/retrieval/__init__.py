@@ -3,11 +3,11 @@
 Metric × strategy × k; exact or approximate search; tables for s and s', cached by content.
 """
 
-from icql.paths import default_cache_dir
+from icql.files import default_cache_dir
 from icql.retrieval.report import SearchReport
 from icql.retrieval.search import retrieve
-from icql.retrieval.settings import ContextSettings
 from icql.retrieval.tables import Neighbours, append_neighbours, build_neighbours
+from icql.settings.data import ContextSettings
 
 __all__ = [
     "ContextSettings",

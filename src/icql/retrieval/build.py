@@ -16,8 +16,8 @@ from icql.retrieval.metric import SPACES, Ids, Points, Rows, distances, extent, 
 from icql.retrieval.nearest import Search, merge
 from icql.retrieval.plan import LEAST, Plan
 from icql.retrieval.search import sample_rows, silent
-from icql.retrieval.settings import ContextSettings
 from icql.retrieval.strategies import choose, random_rows, wanted
+from icql.settings.data import ContextSettings
 
 AHEAD = 3  # blocks that are worked on at once where there is an accelerator
 T = TypeVar("T")

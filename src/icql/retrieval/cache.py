@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval.report import SearchReport
-from icql.retrieval.settings import ContextSettings
+from icql.settings.data import ContextSettings
 
 FORMAT = 2  # raise it when the same data and settings would give other tables or files
 FILES = ("state.npy", "next_state.npy")

@@ -12,7 +12,7 @@ from icql.retrieval.distinct import distinct
 from icql.retrieval.exact import from_faiss, search_exact
 from icql.retrieval.index import ROOM, Cells, Index, Progress
 from icql.retrieval.metric import Ids, Points, Rows, Space
-from icql.retrieval.settings import ContextSettings
+from icql.settings.data import ContextSettings
 
 if TYPE_CHECKING:
     from icql.retrieval.accelerator import Accelerator

@@ -9,8 +9,8 @@ from icql.errors import UserError
 from icql.retrieval.index import Progress
 from icql.retrieval.metric import SPACES, Ids, Points, Rows, extent, joint, pieces
 from icql.retrieval.nearest import SAMPLE, Search, resolve_engine
-from icql.retrieval.settings import ContextSettings, Engine, Metric, Strategy
 from icql.retrieval.strategies import choose, random_rows, wanted
+from icql.settings.data import ContextSettings, Engine, Metric, Strategy
 
 LARGEST = np.float64(1e150)  # beyond, a squared distance may not be a finite float64
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from icql.retrieval.metric import Ids, Points, Rows, distances
-from icql.retrieval.settings import ContextSettings
+from icql.settings.data import ContextSettings
 
 
 def wanted(settings: ContextSettings, excluded: int, states: int) -> int:

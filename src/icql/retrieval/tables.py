@@ -19,8 +19,8 @@ from icql.retrieval.nearest import resolve_engine
 from icql.retrieval.plan import plan
 from icql.retrieval.report import SearchReport
 from icql.retrieval.search import check_available, check_rewards, check_rows, silent
-from icql.retrieval.settings import ContextSettings
 from icql.retrieval.strategies import wanted
+from icql.settings.data import ContextSettings
 
 
 @dataclass(frozen=True)

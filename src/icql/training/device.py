@@ -14,12 +14,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpy.typing import NDArray
 
-from icql.algos.base import Batch, DataSettings, Transition, Window
+from icql.algos.base import Batch, Transition, Window
 from icql.data.blocks import blocks, moments
 from icql.data.room import IN_MEMORY, Room
 from icql.data.transitions import Floats, Transitions
 from icql.errors import UserError
 from icql.retrieval import Neighbours
+from icql.settings.data import DataSettings
 
 Doubles = NDArray[np.float64]
 

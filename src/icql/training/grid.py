@@ -7,13 +7,10 @@ vary within a program, and is refused.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import itertools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,60 +19,9 @@ import numpy as np
 from jaxtyping import Array
 
 from icql.algos.base import Algorithm, Batch
-from icql.algos.registry import override
 from icql.errors import UserError, nearest
-
-Grid = Mapping[str, Sequence[float]]  # values by the dotted name of a setting
-S = TypeVar("S")
-
-
-@dataclass(frozen=True)
-class Member:
-    """One of the runs that are trained side by side."""
-
-    seed: int
-    settings: Mapping[str, float]  # its place in the grid; empty where nothing is varied
-
-    @property
-    def label(self) -> str:
-        """For people: `beta=3, seed 0`."""
-        return f"{say_settings(self.settings)}, seed {self.seed}".removeprefix(", ")
-
-
-def say_settings(settings: Mapping[str, float]) -> str:
-    """For people: `beta=3, expectile=0.7`."""
-    return ", ".join(f"{name}={value:g}" for name, value in settings.items())
-
-
-def combinations(grid: Grid) -> list[dict[str, float]]:
-    """Every combination of the grid's values; a single empty one where there is no grid."""
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-
-
-def members_of(seeds: Sequence[int], grid: Grid) -> tuple[Member, ...]:
-    """Every combination with every seed, the seeds of a combination side by side."""
-    return tuple(Member(seed, settings) for settings in combinations(grid) for seed in seeds)
-
-
-def read_grid(options: Sequence[str]) -> dict[str, list[str]]:
-    """Read `["beta=1,3", "critic-learning-rate=1e-3"]` as a grid, its values still as text."""
-    pairs = (option.partition("=") for option in options)
-    return {name.strip().replace("-", "_"): values.split(",") for name, _, values in pairs}
-
-
-def plain_grid(grid: Mapping[str, Sequence[Any]]) -> dict[str, tuple[float, ...]]:
-    """Return a grid as it is recorded, or say which value is not a number."""
-    plain = dict[str, tuple[float, ...]]()
-    for name, values in grid.items():
-        try:
-            plain[name] = tuple(float(value) for value in values)
-        except (TypeError, ValueError):
-            raise UserError(
-                f"must be a list of numbers, not {values!r}.",
-                where=f"grid, {name}",
-                fix='Write it as --grid beta=1,3,10 or grid={"beta": [1, 3, 10]}.',
-            ) from None
-    return plain
+from icql.settings.change import leaves, override, unchecked
+from icql.settings.grid import Grid, Member, combinations
 
 
 def vary(algorithm: Algorithm[Any], values: Mapping[str, Any]) -> Algorithm[Any]:
@@ -83,7 +29,7 @@ def vary(algorithm: Algorithm[Any], values: Mapping[str, Any]) -> Algorithm[Any]
     if not values:
         return algorithm
     changed: Any = algorithm
-    return dataclasses.replace(changed, settings=_with(algorithm.settings, values))
+    return dataclasses.replace(changed, settings=unchecked(algorithm.settings, values))
 
 
 def check_grid(algorithm: Algorithm[Any], grid: Grid, batch: Batch) -> None:
@@ -91,12 +37,12 @@ def check_grid(algorithm: Algorithm[Any], grid: Grid, batch: Batch) -> None:
 
     `batch` is what an update gets; shapes are enough.
     """
-    leaves = dict(_leaves(algorithm.settings))
-    numbers = [name for name, value in leaves.items() if isinstance(value, float)]
+    values_of = dict(leaves(algorithm.settings))
+    numbers = [name for name, value in values_of.items() if isinstance(value, float)]
     for name, values in grid.items():
-        if name not in leaves:
+        if name not in values_of:
             raise UserError(
-                f"there is no setting {name!r}.", where="grid", fix=nearest(name, list(leaves))
+                f"there is no setting {name!r}.", where="grid", fix=nearest(name, list(values_of))
             )
         if not values or len(set(values)) < len(values):
             raise UserError("must list each value once.", where=f"grid, {name}")
@@ -140,26 +86,6 @@ def _varies(algorithm: Algorithm[Any], name: str, batch: Batch) -> bool:
         return False
     value = program.invars[-1]
     return any(value is x for equation in program.eqns for x in equation.invars)
-
-
-def _leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting by its dotted name."""
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from _leaves(value, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name, value
-
-
-def _with(settings: S, values: Mapping[str, Any]) -> S:
-    """Copy frozen settings with other values, unchecked: a traced one has no size to check."""
-    changed = copy.copy(settings)
-    for dotted, value in values.items():
-        name, _, rest = dotted.partition(".")
-        inner = _with(getattr(changed, name), {rest: value}) if rest else value
-        object.__setattr__(changed, name, inner)
-    return changed
 
 
 def columns(members: Sequence[Member]) -> dict[str, Array]:

@@ -19,7 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray
 
 from icql.algos.base import Algorithm
-from icql.nn.products import Precision, products_in
+from icql.nn.products import products_in
+from icql.settings.run import Precision
 from icql.training.device import DeviceData
 from icql.training.grid import vary
 from icql.training.group import wait_for_all

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tensorboardX import SummaryWriter
 
-from icql.training.grid import Member
+from icql.settings.grid import Member
 from icql.training.run_folder import RunFolder
 
 

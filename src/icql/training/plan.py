@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from icql.algos.registry import RunSettings, get_algorithm, override
+from icql.algos.registry import get_algorithm
 from icql.data import Task, Transitions
 from icql.errors import UserError
-from icql.training.grid import Member, members_of
+from icql.settings.change import override
+from icql.settings.grid import Member, members_of
+from icql.settings.run import RunSettings
 from icql.training.run_folder import RunFolder
 from icql.training.versions import versions
 

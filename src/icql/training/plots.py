@@ -13,7 +13,7 @@ from icql.data import Transitions
 from icql.data.pictures import BLUE, GREY, sampled_map
 from icql.files import atomic, read_json
 from icql.retrieval import Neighbours
-from icql.training.grid import combinations, say_settings
+from icql.settings.grid import combinations, say_settings
 from icql.training.run_folder import RunFolder
 
 Panel = Callable[[Any], None]  # draws on the axes it is given

@@ -23,7 +23,7 @@ from icql.data import checks
 from icql.data.room import say_size, scratch
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.paths import default_cache_dir
+from icql.files import default_cache_dir
 from icql.retrieval import Neighbours
 from icql.training.device import (
     DeviceData,

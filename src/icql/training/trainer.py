@@ -18,7 +18,7 @@ from icql.data import Transitions
 from icql.errors import UserError
 from icql.evaluation import EnvPool
 from icql.evaluation.policies import evaluate_policies
-from icql.files import save_weights, tree_hash, write_json
+from icql.files import write_json
 from icql.nn.policies import Standardised
 from icql.progress import Display, Work
 from icql.retrieval import Neighbours, build_neighbours, default_cache_dir
@@ -35,6 +35,7 @@ from icql.training.plots import draw_run
 from icql.training.run_folder import RunFolder
 from icql.training.stream import Streamed, feed, rows_per_update
 from icql.training.watch import Watch, check_finite
+from icql.weights import save_weights, tree_hash
 
 PROBE = 256  # transitions that diagnostics look at, the same ones every time
 
@@ -87,7 +88,7 @@ def run_training(
     # only now is everything known to fit together: a refused run leaves no folder behind
     folder = RunFolder.open(out) if resume else RunFolder.create(out, manifest)
     brake = getattr(plan.settings, "bound_values", None) is False
-    watch = Watch(members, rewards, plan.settings.discount, brake)
+    watch = Watch(members, rewards, getattr(plan.settings, "discount", 0.0), brake)
     session = _Session(plan, loop, fed, folder, normaliser, environments, watch, display)
     try:
         result = session.finish(session.train(states, resume=resume), data)

@@ -10,7 +10,7 @@ import numpy as np
 
 from icql.algos.base import value_range
 from icql.errors import UserError
-from icql.training.grid import Member
+from icql.settings.grid import Member
 
 
 def check_finite(metrics: Mapping[str, Any], members: Sequence[Member], step: int) -> None:

@@ -1,0 +1,57 @@
+"""Presets: the settings of an algorithm for a task, as data, with where each value comes from."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, get_args
+
+from icql.algos.registry import get_algorithm
+from icql.errors import UserError, nearest
+from icql.settings.change import override
+from icql.settings.run import RunSettings
+
+PresetName = Literal["quick", "paper"]
+PRESETS: tuple[PresetName, ...] = get_args(PresetName)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Resolved settings of one algorithm for one task, and where they come from."""
+
+    settings: Any
+    run: RunSettings
+    sources: tuple[str, ...]
+
+
+def resolve_preset(algo: str, preset: PresetName, task: str | None) -> Preset:
+    """Settings of `algo`: its base, then the task's, then the preset's own, each overriding."""
+    if preset not in PRESETS:
+        raise UserError(
+            f"there is no preset {preset!r}.", where="--preset", fix=nearest(preset, list(PRESETS))
+        )
+    entry = get_algorithm(algo)
+    own = _presets().get(algo, entry.presets)
+    tasks = own.get("tasks", [])
+    layers = [own.get("base", {})]
+    layers += [
+        layer
+        for layer in (_presets()[tasks]["tasks"] if isinstance(tasks, str) else tasks)
+        if task is not None and any(task.startswith(name) for name in layer["names"])
+    ]
+    if preset == "quick":
+        layers.append(own.get("quick", {}))
+    settings, run, sources = entry.settings(), RunSettings(), []
+    for layer in layers:
+        settings = override(settings, layer.get("settings", {}))
+        run = override(run, layer.get("run", {}))
+        sources += [layer["source"]] if "source" in layer else []
+    return Preset(settings, run, tuple(sources))
+
+
+@cache
+def _presets() -> dict[str, Any]:
+    text = resources.files("icql.algos").joinpath("presets.toml").read_text()
+    return tomllib.loads(text)

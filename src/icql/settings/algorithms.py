@@ -1,0 +1,275 @@
+"""The settings of every algorithm, with the defaults of its official code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from icql.errors import UserError
+from icql.settings.critics import (
+    AlgorithmSettings,
+    CriticKind,
+    CriticSettings,
+    DelayedSettings,
+    LocalSettings,
+)
+from icql.settings.data import ContextSettings
+from icql.settings.fields import (
+    AboveZero,
+    AtLeastOne,
+    BelowOne,
+    Between,
+    Count,
+    NonNegative,
+    Positive,
+    Share,
+    Widths,
+)
+
+TD3BCForm = Literal["original", "retuned", "paper"]
+Aggregate = Literal["mean", "min"]
+
+
+@dataclass(frozen=True)
+class BCSettings(AlgorithmSettings):
+    """Behaviour cloning's settings; the defaults are CORL's."""
+
+    learning_rate: Positive = 3e-4
+    """Adam's learning rate."""
+    hidden: Widths = (256, 256)
+    """Hidden layers of the policy."""
+    dropout: BelowOne = 0.0
+    """Dropout in the policy during training."""
+
+
+@dataclass(frozen=True)
+class IQLSettings(CriticSettings):
+    """IQL's settings; the defaults are the official MuJoCo ones."""
+
+    value: Literal["policy", "expectile"] = "expectile"
+    """V as E_{a~π} Q̂ (reading A, the paper's formula) or as its own estimator (reading B, IQL)."""
+    expectile: Between = 0.7
+    """τ: 0.5 is the mean; towards 1 the best actions in the data count."""
+    beta: NonNegative = 3.0
+    """β, the inverse temperature of advantage-weighted regression, on scaled rewards."""
+    advantage_limit: AtLeastOne = 100.0
+    """Upper limit of the regression weights exp(β A)."""
+    policy_samples: Count = 1
+    """Reading A: actions drawn per state to estimate E_{a~π}."""
+    cosine_policy: bool = True
+    """Decay the policy's learning rate to zero over the run by a cosine."""
+    policy_dropout: BelowOne = 0.0
+    """Dropout in the policy during training."""
+
+
+@dataclass(frozen=True)
+class TD3BCSettings(DelayedSettings):
+    """TD3+BC's settings; the defaults are the official ones."""
+
+    form: TD3BCForm = "original"
+    """original: alpha scales normalised Q; retuned: bc_coef scales cloning beside normalised Q;
+    paper: alpha scales cloning beside raw Q (the ICQL paper's formula)."""
+    alpha: NonNegative = 2.5
+    """α of the forms original (more is less cloning) and paper (more is more cloning)."""
+    bc_coef: NonNegative = 0.1
+    """β, the weight of cloning in the form retuned."""
+
+
+@dataclass(frozen=True)
+class ReBRACSettings(DelayedSettings):
+    """ReBRAC's settings; the defaults are the official MuJoCo ones, the two weights per task."""
+
+    actor_bc: NonNegative = 0.05
+    """β₁, the weight of cloning in the actor."""
+    critic_bc: NonNegative = 0.01
+    """β₂, the penalty on the target policy's distance from the data's next action."""
+    normalise_q: bool = True
+    """Divide Q by its mean size in the actor's loss."""
+    layer_norm: bool = True
+    """LayerNorm in the critics (a local critic's features always have it)."""
+    hidden: Widths = (256, 256, 256)
+    """Hidden layers of every network."""
+    batch_size: Count = 1024
+    """Transitions per gradient step."""
+    critic_learning_rate: Positive = 1e-3
+    """Adam's learning rate for the critics."""
+    policy_learning_rate: Positive = 1e-3
+    """Adam's learning rate for the policy."""
+
+
+@dataclass(frozen=True)
+class CQLSettings(CriticSettings):
+    """CQL's settings; the defaults are CORL's for MuJoCo."""
+
+    alpha: NonNegative = 10.0
+    """α, the weight of the conservative term."""
+    samples: Count = 10
+    """Actions drawn from each of the three proposals to estimate log Σ exp Q."""
+    cql_temperature: Positive = 1.0
+    """Temperature of the log-sum-exp."""
+    lagrange: bool = False
+    """Tune the weight by dual descent so that the conservative gap stays at `target_gap`."""
+    target_gap: float = 5.0
+    """The conservative gap that the Lagrange form aims at."""
+    backup_entropy: bool = False
+    """Whether the Bellman target includes the policy's entropy, as in SAC."""
+    policy_learning_rate: Positive = 3e-5
+    """Adam's learning rate for the policy and its temperature."""
+    hidden: Widths = (256, 256, 256)
+    """Hidden layers of every network."""
+
+
+@dataclass(frozen=True)
+class DMGSettings(DelayedSettings):
+    """DMG's settings; the defaults are those of the official MuJoCo command."""
+
+    mixture: Share = 0.25
+    """λ, how much of the bootstrap is the policy's own value rather than the in-sample V."""
+    penalty: NonNegative = 0.1
+    """ν, the weight of advantage-weighted cloning in the actor."""
+    expectile: Between = 0.7
+    """τ of the in-sample value V."""
+    beta: NonNegative = 3.0
+    """β, the inverse temperature of the cloning weights, on scaled rewards."""
+    advantage_limit: AtLeastOne = 3.0
+    """Upper limit of the cloning weights exp(β A)."""
+    cosine_policy: bool = True
+    """Decay the policy's learning rate to zero over the run by a cosine."""
+
+
+@dataclass(frozen=True)
+class SACSettings(AlgorithmSettings):
+    """Settings of SAC; the defaults are the paper's (table 1)."""
+
+    hidden: Widths = (256, 256)
+    """Hidden layers of the critics and of the policy."""
+    learning_rate: Positive = 3e-4
+    """Adam's learning rate for critics, policy and temperature."""
+    discount: Share = 0.99
+    """γ."""
+    target_rate: Share = 0.005
+    """τ, how far the target critics move towards the critics at each update."""
+    initial_temperature: Positive = 1.0
+    """α before the first update."""
+    target_entropy_per_action: float = -1.0
+    """H̄ divided by the number of action dimensions."""
+
+
+@dataclass(frozen=True)
+class FlowSettings(AlgorithmSettings):
+    """What FQL and QC share; the defaults are the official ones."""
+
+    alpha: NonNegative = 10.0
+    """α, the weight of distillation against −Q: the one setting to tune per task."""
+    q_aggregate: Aggregate = "mean"
+    """How critics are taken together: mean, or min (FQL on Adroit)."""
+    flow_steps: Count = 10
+    """Euler steps from noise to action (or chunk)."""
+    critics: Count = 2
+    """Number of Q critics."""
+    discount: BelowOne = 0.99
+    """γ per step."""
+    target_rate: Positive = 0.005
+    """Step of the target network's moving average."""
+    learning_rate: Positive = 3e-4
+    """Adam's learning rate for every network."""
+    hidden: Widths = (512, 512, 512, 512)
+    """Hidden layers of every network (GELU; layer norm in the critics)."""
+
+
+@dataclass(frozen=True)
+class FQLSettings(FlowSettings):
+    """FQL's settings; the defaults are the official ones."""
+
+    critic: CriticKind = "global"
+    """global: one network for all states (FQL); local: inferred from retrieved context."""
+    normalise_q: bool = False
+    """Divide the policy's Q by its mean size (official normalize_q_loss; advised for new tasks)."""
+    context: ContextSettings = field(default_factory=ContextSettings)
+    local: LocalSettings = field(default_factory=LocalSettings)
+
+
+@dataclass(frozen=True)
+class QCSettings(FlowSettings):
+    """QC's settings; the defaults are the official ones. `alpha` is of the distilled actor."""
+
+    actor: Literal["best-of-n", "distilled"] = "best-of-n"
+    """best-of-n: QC, the best of `samples` chunks; distilled: QC-FQL, one pass from noise."""
+    alpha: NonNegative = 100.0
+    """α, the weight of distillation against −Q (QC-FQL only)."""
+    chunk: Count = 5
+    """h, the actions of a chunk."""
+    samples: Count = 32
+    """n: the best-of-n policy takes the best of this many chunks."""
+
+
+@dataclass(frozen=True)
+class DTSettings(AlgorithmSettings):
+    """DT's settings; the defaults are the official ones of the gym tasks."""
+
+    target_return: float = 3600.0
+    """The return that is asked for, in the environment's rewards: give it for a task of your own,
+    near the best return in the data."""
+    return_scale: Positive = 1000.0
+    """Returns-to-go are divided by this before the network sees them."""
+    running_rewards: bool = False
+    """The data's reward is what the episode has earned so far, where the environment pays it only
+    once (Kitchen): returns-to-go then fall by the running total."""
+    length: Count = 20
+    """K, the steps of a window."""
+    layers: Count = 3
+    """Transformer blocks."""
+    heads: Count = 1
+    """Attention heads; they share the width."""
+    width: Count = 128
+    """Size of a token."""
+    timesteps: Count = 1000
+    """Timesteps with an embedding of their own; later ones share the last."""
+    dropout: BelowOne = 0.1
+    """Dropout of embeddings, attention and residuals during training."""
+    batch_size: Count = 64
+    """Windows per update."""
+    learning_rate: Positive = 1e-4
+    """AdamW's learning rate after the warm-up."""
+    warmup: Count = 10_000
+    """Updates over which the learning rate rises linearly."""
+    cosine: bool = False
+    """Let the learning rate fall to zero by a cosine after the warm-up."""
+    weight_decay: NonNegative = 1e-4
+    """AdamW's weight decay."""
+    gradient_clip: Positive = 0.25
+    """Largest gradient norm."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % self.heads:
+            raise UserError(f"must be a multiple of heads ({self.heads}).", where="width")
+        if self.data.reward_scale != 1 or self.data.normalise_returns:
+            raise UserError(
+                "rewards must keep their size: the policy counts what the environment pays.",
+                where="data.reward_scale",
+                fix="Scale returns-to-go with return_scale instead.",
+            )
+
+
+@dataclass(frozen=True)
+class RADTSettings(DTSettings):
+    """DT's settings and those of retrieval."""
+
+    memory_size: Count = 512
+    """Sub-trajectories in the memory."""
+    refresh: Count = 8
+    """Sub-trajectories of each batch that replace the oldest ones in the memory."""
+    candidates: Count = 50
+    """The most similar sub-trajectories, of which the one with the highest return-to-go is used."""
+    pretrain: AboveZero = 0.3
+    """Share of the updates in which the embedding DT learns; then it is frozen."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.candidates > self.memory_size:
+            raise UserError(
+                f"must not exceed memory_size ({self.memory_size}).", where="candidates"
+            )
+        if self.refresh > min(self.memory_size, self.batch_size):
+            raise UserError("must not exceed memory_size or batch_size.", where="refresh")

@@ -1,0 +1,88 @@
+"""Settings by their dotted names: read, changed, recorded, read back, compared."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from icql.errors import UserError, nearest
+
+S = TypeVar("S")
+
+
+def leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting by its dotted name, such as `local.layers`."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value
+
+
+def override(settings: S, changes: Mapping[str, Any], prefix: str = "") -> S:
+    """Return settings with `changes` applied: nested tables or dotted names (`local.layers`)."""
+    known = {f.name for f in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for dotted, value in changes.items():
+        name, _, rest = dotted.partition(".")
+        if name not in known:
+            raise UserError(
+                f"there is no setting {prefix + name!r}.",
+                where=prefix + dotted,
+                fix=nearest(name, list(known)),
+            )
+        current = values.get(name, getattr(settings, name))
+        if dataclasses.is_dataclass(current):
+            inner = {rest: value} if rest else value
+            values[name] = override(current, inner, f"{prefix}{name}.")
+        else:
+            values[name] = _typed(current, value, prefix + name)
+    return dataclasses.replace(settings, **values)  # type: ignore[type-var]
+
+
+def unchecked(settings: S, values: Mapping[str, Any]) -> S:
+    """Copy settings with other values by dotted name, unchecked: a traced one has no size."""
+    changed = copy.copy(settings)
+    for dotted, value in values.items():
+        name, _, rest = dotted.partition(".")
+        inner = unchecked(getattr(changed, name), {rest: value}) if rest else value
+        object.__setattr__(changed, name, inner)
+    return changed
+
+
+def read_back(defaults: S, recorded: Mapping[str, Any], *, where: str) -> S:
+    """Return settings as a file at `where` records them, or say that it is another version's."""
+    try:
+        return override(defaults, recorded)
+    except (UserError, AttributeError, TypeError) as wrong:
+        what = wrong.what if isinstance(wrong, UserError) else str(wrong)
+        raise UserError(
+            f"does not fit this version of icql: {what}",
+            where=where,
+            fix="Its 'versions' say which one wrote it.",
+        ) from None
+
+
+def difference(before: Any, now: Any, name: str) -> str | None:
+    """Say which entry of two records differs first; None where they are equal."""
+    if before == now:
+        return None
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted(before.keys() | now.keys()):
+            if before.get(key) != now.get(key):
+                return difference(before.get(key), now.get(key), f"{name}.{key}".lstrip("."))
+    return f"{name} was {before!r}, now {now!r}"
+
+
+def _typed(current: Any, value: Any, name: str) -> Any:
+    """Return `value` as the type of the setting it replaces, or say that it is not one."""
+    if isinstance(current, tuple) and isinstance(value, list | tuple):
+        return tuple(value)
+    if isinstance(current, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(current):
+        raise UserError(f"must be a {type(current).__name__}, not {value!r}.", where=name)
+    return value

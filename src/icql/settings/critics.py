@@ -1,0 +1,93 @@
+"""Settings that algorithms share: of every one, of critics, local critics and delayed policies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from icql.settings.data import ContextSettings, DataSettings
+from icql.settings.fields import BelowOne, Count, NonNegative, Positive, Settings, Widths
+
+CriticKind = Literal["local", "global"]
+ModuleName = Literal["linear", "mlp", "softmax"]
+Form = Literal["auto", "reduced", "dual", "fused"]
+
+
+@dataclass(frozen=True)
+class AlgorithmSettings(Settings):
+    """What every algorithm's settings have in common."""
+
+    batch_size: Count = 256
+    """Transitions per gradient step."""
+    data: DataSettings = field(default_factory=DataSettings)
+
+
+@dataclass(frozen=True)
+class LocalSettings(Settings):
+    """The local (in-context) critic: features φ and the in-context module over them."""
+
+    section: ClassVar[str] = "local."
+
+    module: ModuleName = "linear"
+    """linear: the paper's linear Transformer; mlp and softmax: its ablation."""
+    layers: Count = 20
+    """L, the number of in-context TD steps of the linear module."""
+    blocks: Count = 4
+    """Attention blocks of the softmax module."""
+    features: Count = 64
+    """d, the dimension of φ(s, a)."""
+    c_scale: NonNegative = 1.0
+    """C_ℓ starts as (c_scale / d)·I. 1 is stable; d is the identity and explodes."""
+    c_learning_rate: NonNegative = 1.0
+    """Learning rate of C as a multiple of the critic's: C has to be learned upward."""
+    dropout: BelowOne = 0.1
+    """Dropout in φ during training."""
+    context_dropout: bool = True
+    """Whether dropout also acts on the features of the context transitions."""
+    form: Form = "auto"
+    """How the linear module computes its TD steps: reduced, dual, or fused in one GPU kernel; equal
+    up to rounding. auto: fused on a GPU, reduced elsewhere."""
+
+
+@dataclass(frozen=True)
+class CriticSettings(AlgorithmSettings):
+    """The settings of critic-based methods; `critic = local` makes the ICQL variant."""
+
+    critic: CriticKind = "global"
+    """global: one network for all states; local: inferred from retrieved context (ICQL)."""
+    critics: Count = 2
+    """Number of Q critics; their minimum is used (1: single)."""
+    discount: BelowOne = 0.99
+    """γ, for the Bellman target and for TD inside the context."""
+    target_rate: Positive = 0.005
+    """Step of the target networks' moving average."""
+    critic_learning_rate: Positive = 3e-4
+    """Adam's learning rate for the critics."""
+    policy_learning_rate: Positive = 3e-4
+    """Adam's learning rate for the policy."""
+    bound_values: bool = False
+    """Keep the next state's value, before a target is made of it, within what rewards like the
+    data's can add up to: no policy has more than max r / (1 − γ). A brake for critics that run
+    away; in none of the papers."""
+    gradient_clip: NonNegative = 0.0
+    """Largest gradient norm of the critics (0: no clipping; the ICQL paper: 10)."""
+    hidden: Widths = (256, 256)
+    """Hidden layers of every network."""
+    context: ContextSettings = field(default_factory=ContextSettings)
+    local: LocalSettings = field(default_factory=LocalSettings)
+
+
+@dataclass(frozen=True)
+class DelayedSettings(CriticSettings):
+    """TD3's settings. One update is `policy_delay` critic steps, then one step of the policy.
+
+    Each critic step has a batch of its own; the policy learns from the last one. A run of 500,000
+    updates at a delay of 2 therefore makes the papers' 1,000,000 critic steps.
+    """
+
+    policy_delay: Count = 2
+    """Critic steps per update; the policy and all targets make one step per update."""
+    policy_noise: NonNegative = 0.2
+    """Spread of the noise on the target policy's actions."""
+    noise_limit: NonNegative = 0.5
+    """Largest noise on the target policy's actions."""

@@ -1,0 +1,61 @@
+"""A grid of settings: every combination with every seed is a member, trained side by side."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from icql.errors import UserError
+
+Grid = Mapping[str, Sequence[float]]  # values by the dotted name of a setting
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of the runs that are trained side by side."""
+
+    seed: int
+    settings: Mapping[str, float]  # its place in the grid; empty where nothing is varied
+
+    @property
+    def label(self) -> str:
+        """For people: `beta=3, seed 0`."""
+        return f"{say_settings(self.settings)}, seed {self.seed}".removeprefix(", ")
+
+
+def say_settings(settings: Mapping[str, float]) -> str:
+    """For people: `beta=3, expectile=0.7`."""
+    return ", ".join(f"{name}={value:g}" for name, value in settings.items())
+
+
+def combinations(grid: Grid) -> list[dict[str, float]]:
+    """Every combination of the grid's values; a single empty one where there is no grid."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def members_of(seeds: Sequence[int], grid: Grid) -> tuple[Member, ...]:
+    """Every combination with every seed, the seeds of a combination side by side."""
+    return tuple(Member(seed, settings) for settings in combinations(grid) for seed in seeds)
+
+
+def read_grid(options: Sequence[str]) -> dict[str, list[str]]:
+    """Read `["beta=1,3", "critic-learning-rate=1e-3"]` as a grid, its values still as text."""
+    pairs = (option.partition("=") for option in options)
+    return {name.strip().replace("-", "_"): values.split(",") for name, _, values in pairs}
+
+
+def plain_grid(grid: Mapping[str, Sequence[Any]]) -> dict[str, tuple[float, ...]]:
+    """Return a grid as it is recorded, or say which value is not a number."""
+    plain = dict[str, tuple[float, ...]]()
+    for name, values in grid.items():
+        try:
+            plain[name] = tuple(float(value) for value in values)
+        except (TypeError, ValueError):
+            raise UserError(
+                f"must be a list of numbers, not {values!r}.",
+                where=f"grid, {name}",
+                fix='Write it as --grid beta=1,3,10 or grid={"beta": [1, 3, 10]}.',
+            ) from None
+    return plain

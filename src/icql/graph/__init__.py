@@ -1,0 +1,1 @@
+"""Values and comparisons on the retrieval graph: a local critic that is solved, not learned."""

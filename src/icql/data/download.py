@@ -6,7 +6,6 @@ name only when it is whole, and lies beside a record of its address, size and SH
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import os
@@ -21,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from icql.data.tasks import get_task, is_task, list_tasks
 from icql.errors import UserError, nearest
-from icql.files import default_cache_dir
+from icql.files import default_cache_dir, file_hash, write_json
 
 BASE = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
 BASE_VARIABLE = "ICQL_D4RL_URL"  # environment variable: a mirror with the same layout
@@ -30,30 +30,6 @@ TIMEOUT = 60.0  # seconds without a byte
 RETRIES = 5  # broken connections in a row that bring nothing
 WAIT = 1.0  # seconds before the first new attempt; doubled with each
 CHUNK = 2**18
-
-_MUJOCO = ("walker2d", "hopper", "halfcheetah")
-_LEVELS = ("medium", "medium-replay", "medium-expert")
-_HANDS = ("pen", "hammer", "door")
-_KITCHEN = {
-    "complete": "mini_kitchen_microwave_kettle_light_slider-v0",
-    "partial": "kitchen_microwave_kettle_light_slider-v0",
-    "mixed": "kitchen_microwave_kettle_bottomburner_light-v0",
-}
-
-# Where D4RL keeps the file of each task, below `BASE`.
-FILES: dict[str, str] = {
-    **{
-        f"{env}-{level}-v2": f"gym_mujoco_v2/{env}_{level.replace('-', '_')}-v2.hdf5"
-        for env in _MUJOCO
-        for level in _LEVELS
-    },
-    **{
-        f"{hand}-{kind}-v1": f"hand_dapg_v1/{hand}-{kind}-v1.hdf5"
-        for hand in _HANDS
-        for kind in ("human", "cloned")
-    },
-    **{f"kitchen-{kind}-v0": f"kitchen/{file}.hdf5" for kind, file in _KITCHEN.items()},
-}
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _CONNECTION = (
@@ -82,11 +58,13 @@ def cached_file(name: str) -> Path:
 
 def url_of(name: str) -> str:
     """The address of a D4RL dataset; `$ICQL_D4RL_URL` may name a mirror."""
-    if name not in FILES:
+    file = get_task(name).d4rl_file if is_task(name) else None
+    if file is None:
+        known = [task for task in list_tasks() if get_task(task).d4rl_file]
         raise UserError(
-            f"D4RL has no dataset {name!r} that could be fetched.", fix=nearest(name, [*FILES])
+            f"D4RL has no dataset {name!r} that could be fetched.", fix=nearest(name, known)
         )
-    return f"{os.environ.get(BASE_VARIABLE, BASE).rstrip('/')}/{FILES[name]}"
+    return f"{os.environ.get(BASE_VARIABLE, BASE).rstrip('/')}/{file}"
 
 
 def fetch(
@@ -117,7 +95,7 @@ def fetch(
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     _download(url, part, progress)
-    digest = _sha256(part)
+    digest = file_hash(part)
     if sha256 is not None and digest != sha256.lower():
         _discard(part)
         raise UserError(
@@ -134,7 +112,7 @@ def fetch(
                 fix=f"A proxy may have answered instead, or {BASE_VARIABLE} is wrong.",
             )
     record = {"url": url, "bytes": part.stat().st_size, "sha256": digest}
-    _write_json(_record(path), record)
+    write_json(_record(path), record)
     os.replace(part, path)
     _discard(part)
     return path
@@ -145,7 +123,7 @@ def _intact(path: Path, sha256: str | None) -> bool:
     recorded = _read_json(_record(path)).get("sha256")
     if sha256 is None and recorded is None:
         return True  # put there by hand
-    digest = _sha256(path)
+    digest = file_hash(path)
     if sha256 is not None and digest == recorded != sha256.lower():
         raise UserError(
             f"it has SHA-256 {digest}, but {sha256.lower()} was expected.",
@@ -186,20 +164,21 @@ class _Answer:
 
 def _continue(url: str, part: Path, progress: Listener | None) -> None:
     """One connection: append what is missing to `part`, or start anew if the server insists."""
-    known = _read_json(_version_file(part))
+    known = _read_json(_record(part))
     offset = _size(part) if known.get("url") == url and known.get("version") else 0
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"{url!r} is not a web address.", where=BASE_VARIABLE)
     headers = {"Accept-Encoding": "identity", "User-Agent": "icql"}
     if offset:
         headers |= {"Range": f"bytes={offset}-", "If-Range": str(known["version"])}
     try:
-        with urllib.request.urlopen(  # http and https only, by the address
-            urllib.request.Request(_web(url), headers=headers), timeout=TIMEOUT
-        ) as response:
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
             answer = _understand(response, offset)
             _check_room(part, answer)
             if answer.start == 0:
                 part.unlink(missing_ok=True)
-                _write_json(_version_file(part), {"url": url, "version": answer.version})
+                write_json(_record(part), {"url": url, "version": answer.version})
             _append(response, part, answer, progress)
     except urllib.error.HTTPError as error:
         if error.code == 416 and _range_total(error.headers) == offset:
@@ -259,12 +238,6 @@ def _check_room(part: Path, answer: _Answer) -> None:
         )
 
 
-def _web(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise UserError(f"{url!r} is not a web address.", where=BASE_VARIABLE)
-    return url
-
-
 def _range_total(headers: Any) -> int | None:
     total = re.fullmatch(r"bytes \*/(\d+)", headers.get("Content-Range", ""))
     return int(total[1]) if total else None
@@ -274,28 +247,14 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _record(path: Path) -> Path:
+    """What is known of a file, or of a part of one: a JSON document beside it."""
     return path.with_name(f"{path.name}.json")
-
-
-def _version_file(part: Path) -> Path:
-    return part.with_name(f"{part.name}.json")
 
 
 def _discard(part: Path) -> None:
     part.unlink(missing_ok=True)
-    _version_file(part).unlink(missing_ok=True)
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content) + "\n")
-    os.replace(temporary, path)
+    _record(part).unlink(missing_ok=True)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

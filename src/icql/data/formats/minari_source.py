@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from icql.data import checks
-from icql.data.npz import check_chain
-from icql.data.room import IN_MEMORY, Room
+from icql.data.arrays import IN_MEMORY, Floats, Room
+from icql.data.formats.npz import check_chain
 from icql.data.tasks import Task
-from icql.data.transitions import Bools, Floats, Steps
+from icql.data.transitions import DataInfo, Source, Steps
 from icql.errors import UserError
 
+PREFIX = "minari:"
+_ID = re.compile(r"[\w.-]+(/[\w.-]+)+-v\d+")
 
-def read_minari(dataset_id_or_path: str | Path, room: Room = IN_MEMORY) -> Steps:
-    """Read a Minari dataset with Box observations and actions.
+
+def is_minari(name: str) -> bool:
+    """Whether a name is an id with a namespace, or the folder of a Minari dataset."""
+    path = Path(name).expanduser()
+    return (path / "data").is_dir() or (not path.exists() and _ID.fullmatch(name) is not None)
+
+
+def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMORY) -> Source:
+    """Read a Minari dataset with Box observations and actions, by id or folder.
 
     Minari keeps T+1 observations of an episode of T steps, so every step, the last included, has
     its true successor. An episode without an end mark was cut there. The steps are read into
@@ -33,45 +43,41 @@ def read_minari(dataset_id_or_path: str | Path, room: Room = IN_MEMORY) -> Steps
         UserError: if Minari is not installed, or the dataset is missing, damaged, of another kind
             of space, or too large for the budget.
     """
-    source = str(dataset_id_or_path)
+    source = str(name).removeprefix(PREFIX)
     dataset = _open(source)
-    for kind, space in (
-        ("observations", dataset.observation_space),
-        ("actions", dataset.action_space),
-    ):
+    for kind in ("observation", "action"):
+        space = getattr(dataset, f"{kind}_space")
         if len(getattr(space, "shape", None) or ()) != 1:
             raise UserError(
-                f"its {kind} are {space}, but one row of numbers (a flat Box) is needed.",
+                f"its {kind}s are {space}, but one row of numbers (a flat Box) is needed.",
                 where=source,
                 fix="Flatten them when the dataset is recorded.",
             )
     width = dataset.observation_space.shape[0] + dataset.action_space.shape[0] + 1
-    checks.check_size(int(dataset.total_steps) * width * 8, source, room.budget)
+    Room(memory=room.budget).check(int(dataset.total_steps) * width * 8, 0, source)
     try:
-        episodes = list(dataset.iterate_episodes())
-        return _steps(episodes, source)
+        steps = _steps(list(dataset.iterate_episodes()), source)
     except (OSError, KeyError, ValueError, AssertionError) as error:
         raise _damaged(source, error) from error
+    return Source(steps, DataInfo(source, source=f"{PREFIX}{source}"), task)
 
 
-def write_minari(
-    dataset_id: str, steps: Steps, task: Task | None = None, *, force: bool = False
-) -> None:
-    """Write steps as a dataset of the local Minari folder, all or nothing.
+def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
+    """Write a log as a dataset of the local Minari folder, all or nothing.
 
     Minari keeps the successor of an episode's last step. Where it was not recorded, the last
     observation is repeated, which is what its transition is given here as well.
-    `steps.drop_last` has no place: see `icql.data.convert.without_last_rule`.
 
     Raises:
         UserError: if Minari is not installed, the id is malformed or, without `force`, taken, rows
             are marked invalid, or successors inside an episode are not its next rows.
     """
-    source = f"minari:{dataset_id}"
+    dataset_id = str(name).removeprefix(PREFIX)
+    source = f"{PREFIX}{dataset_id}"
     minari, folder = _minari(source), _folder(dataset_id, source)
     if folder.exists() and not force:
         raise UserError("it exists already.", where=source, fix="Add --force to replace it.")
-    steps = steps.checked(source)
+    steps = log.steps.checked(source).without_last_rule()
     if steps.valid is not None and not steps.valid.all():
         raise UserError(
             f"{int((~steps.valid).sum()):,} rows are marked invalid, and Minari has no such mark.",
@@ -81,16 +87,19 @@ def write_minari(
     if steps.next_observations is not None:
         check_chain(steps, source)
     buffer = import_module("minari.data_collector").EpisodeBuffer
+    ends = np.append(steps.ends[:-1], True)  # Minari asks for an end of every episode
+    following = steps.observations if steps.next_observations is None else steps.next_observations
+    edges = [0, *(np.flatnonzero(ends) + 1).tolist()]
     episodes = [
         buffer(
             id=number,
-            observations=np.concatenate([steps.observations[rows], final]),
-            actions=steps.actions[rows],
-            rewards=steps.rewards[rows],
-            terminations=steps.terminals[rows],
-            truncations=_cut(steps.terminals[rows]),
+            observations=np.concatenate([steps.observations[a:b], following[b - 1 : b]]),
+            actions=steps.actions[a:b],
+            rewards=steps.rewards[a:b],
+            terminations=steps.terminals[a:b],
+            truncations=ends[a:b] & ~steps.terminals[a:b],
         )
-        for number, (rows, final) in enumerate(_episodes(steps))
+        for number, (a, b) in enumerate(pairwise(edges))
     ]
     try:
         with _replaced(folder), warnings.catch_warnings():
@@ -101,7 +110,7 @@ def write_minari(
                 env=None,
                 observation_space=_box(steps.observations),
                 action_space=_box(steps.actions),
-                description=None if task is None else f"Task: {task.name}",
+                description=None if log.task is None else f"Task: {log.task.name}",
             )
     except (OSError, ValueError) as error:
         raise UserError(f"it cannot be written ({error}).", where=source) from error
@@ -113,7 +122,7 @@ def fetch_minari(dataset_id: str) -> None:
     Raises:
         UserError: if Minari is not installed, or the server does not have or send the dataset.
     """
-    source = f"minari:{dataset_id}"
+    source = f"{PREFIX}{dataset_id}"
     minari = _minari(source)
     try:
         with redirect_stdout(sys.stderr):  # Minari talks; standard output is for results
@@ -150,24 +159,6 @@ def _replaced(folder: Path) -> Iterator[None]:
             aside.rename(folder)
         raise
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _episodes(steps: Steps) -> Iterator[tuple[slice, Floats]]:
-    """Rows (T) of each episode, and the observation (1, obs) that follows its last one."""
-    following = steps.observations if steps.next_observations is None else steps.next_observations
-    ends = (steps.terminals | steps.timeouts).copy()
-    ends[-1] = True
-    start = 0
-    for end in np.flatnonzero(ends).tolist():
-        yield slice(start, end + 1), following[end : end + 1]
-        start = end + 1
-
-
-def _cut(terminals: Bools) -> Bools:
-    """Truncation marks of one episode: its last step, unless that ended the task."""
-    marks = np.zeros_like(terminals)
-    marks[-1] = not terminals[-1]
-    return marks
 
 
 def _box(rows: Floats) -> Any:

@@ -9,18 +9,18 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from icql.data import checks
-from icql.data.room import IN_MEMORY, Room
-from icql.data.tasks import Task
-from icql.data.transitions import Bools, Steps
+from icql.data.arrays import IN_MEMORY, Bools, Room, bytes_in_memory, check_kind, flags
+from icql.data.tasks import Task, find_task
+from icql.data.transitions import DataInfo, Source, Steps
 from icql.errors import UserError
+from icql.files import atomic
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("timeouts", "next_observations", "valid")
 FLAGS = ("terminals", "timeouts", "valid")
 
 
-def read_d4rl(path: str | Path, task: Task | None = None, room: Room = IN_MEMORY) -> Steps:
+def read_d4rl(path: str | Path, task: Task | None = None, room: Room = IN_MEMORY) -> Source:
     """Read a D4RL HDF5 file; groups such as `infos` and `metadata` are ignored.
 
     D4RL's rules that differ from plain logs: a file without `timeouts` is cut at the task's
@@ -31,50 +31,32 @@ def read_d4rl(path: str | Path, task: Task | None = None, room: Room = IN_MEMORY
         UserError: naming file and key, if the file cannot be read, lacks a key, holds anything but
             numbers of fitting shapes, or is too large for `room`.
     """
-    source = str(path)
-    arrays = _read_arrays(Path(path), room)
-    terminals = checks.flags("terminals", arrays["terminals"], source)
+    source, path = str(path), Path(path)
+    task = task or find_task(path.name)
+    arrays = _read_arrays(path, room)
+    terminals = flags("terminals", arrays["terminals"], source)
     if "timeouts" in arrays:
-        timeouts = checks.flags("timeouts", arrays["timeouts"], source)
+        timeouts = flags("timeouts", arrays["timeouts"], source)
     elif task is not None:
         timeouts = timeouts_by_limit(terminals, task.max_episode_steps)
     else:
         timeouts = np.zeros_like(terminals)
     if len(terminals) == len(timeouts):  # else `checked` names the lengths
         terminals = terminals & ~timeouts
-    return Steps(
-        arrays["observations"],
-        arrays["actions"],
-        arrays["rewards"],
-        terminals,
-        timeouts,
-        arrays.get("next_observations"),
-        arrays.get("valid"),
-        drop_last=True,
-    ).checked(source)
+    steps = Steps(**arrays | {"terminals": terminals, "timeouts": timeouts}, drop_last=True)
+    return Source(steps.checked(source), DataInfo(path.stem, source=source), task)
 
 
-def write_d4rl(path: str | Path, steps: Steps) -> None:
+def write_d4rl(path: Path, source: Source) -> None:
     """Write steps in D4RL's layout, all or nothing.
 
     D4RL's rules apply when it is read again: the very last row is then no transition.
     """
-    from icql.files import atomic
-
-    steps = steps.checked(str(path))
-    arrays = {
-        "observations": steps.observations,
-        "actions": steps.actions,
-        "rewards": steps.rewards,
-        "terminals": steps.terminals,
-        "timeouts": steps.timeouts & ~steps.terminals,  # with both marks, D4RL sees a timeout
-        "next_observations": steps.next_observations,
-        "valid": steps.valid,
-    }
-    with atomic(Path(path)) as temporary, h5py.File(temporary, "w") as file:
-        for name, array in arrays.items():
-            if array is not None:
-                file.create_dataset(name, data=array, compression="gzip", compression_opts=1)
+    steps = source.steps.checked(str(path))
+    marks = {"timeouts": steps.timeouts & ~steps.terminals}  # with both, D4RL sees a timeout
+    with atomic(path) as temporary, h5py.File(temporary, "w") as file:
+        for name, array in (steps.arrays() | marks).items():
+            file.create_dataset(name, data=array, compression="gzip", compression_opts=1)
 
 
 def timeouts_by_limit(terminals: Bools, limit: int) -> Bools:
@@ -129,5 +111,5 @@ def _read(key: str, item: Any, room: Room) -> NDArray[Any]:
 def _bytes(key: str, item: Any, path: Path) -> int:
     if not isinstance(item, h5py.Dataset) or item.shape is None:
         raise UserError(f"`{key}` is not an array.", where=str(path))
-    checks.check_kind(key, item.dtype, str(path))
-    return checks.bytes_in_memory(item.shape, item.dtype)
+    check_kind(key, item.dtype, str(path))
+    return bytes_in_memory(item.shape, item.dtype)

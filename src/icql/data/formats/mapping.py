@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from icql.data.transitions import Floats
+from icql.data.arrays import Floats
 from icql.errors import UserError, nearest
 
 REQUIRED = ("observation", "action", "reward")
@@ -76,6 +76,9 @@ class Columns:
         return np.broadcast_to(low, actions), np.broadcast_to(high, actions)
 
 
+Given = Columns | str | Path | None  # a mapping or its file; None: as `columns_of` finds it
+
+
 @dataclass(frozen=True)
 class Chosen:
     """The columns of one file: every pattern replaced by the names it stands for."""
@@ -107,12 +110,13 @@ class Chosen:
         return tuple(dict.fromkeys((*self.numbers, *self.flags, *order)))
 
 
-def mapping_of(path: Path) -> Columns:
-    """The mapping that lies beside a log, or the default names."""
-    for beside in (path.with_name(f"{path.name}.toml"), path.with_suffix(".toml")):
-        if beside.is_file():
-            return read_columns(beside)
-    return Columns()
+def columns_of(path: Path, given: Given) -> Columns:
+    """The mapping of a log: the one given, the one that lies beside it, or the default names."""
+    if isinstance(given, Columns):
+        return given
+    beside = (path.with_name(f"{path.name}.toml"), path.with_suffix(".toml"))
+    file = given or next((file for file in beside if file.is_file()), None)
+    return Columns() if file is None else read_columns(file)
 
 
 def read_columns(path: str | Path) -> Columns:
@@ -197,14 +201,12 @@ def _vector(columns: Columns, key: str, header: Sequence[str], source: str) -> N
     if wanted is None:
         return ()
     if isinstance(wanted, tuple):
-        for name in wanted:
-            _present(columns, key, name, header, source)
-        return wanted
+        return tuple(_present(columns, key, name, header, source) for name in wanted)
     if wanted in header:
         return (wanted,)
     found = sorted((name for name in header if fnmatchcase(name, wanted)), key=_by_number)
     if not found and (columns.origin or key in REQUIRED):
-        raise _missing(columns, key, wanted, header, source)
+        _present(columns, key, wanted, header, source)
     return tuple(found)
 
 
@@ -216,19 +218,13 @@ def _scalar(columns: Columns, key: str, header: Sequence[str], source: str) -> s
 
 
 def _present(columns: Columns, key: str, name: str, header: Sequence[str], source: str) -> str:
-    if name not in header:
-        raise _missing(columns, key, name, header, source)
-    return name
-
-
-def _missing(
-    columns: Columns, key: str, name: str, header: Sequence[str], source: str
-) -> UserError:
+    if name in header:
+        return name
     said = f"which {columns.origin} names as `{key}`" if columns.origin else f"the {key}"
     fix = nearest(name, [*header])
     if not columns.origin:
         fix = f"Say which columns are what in {source}.toml or with --columns. {fix}"
-    return UserError(f"it has no column {name!r}, {said}.", where=source, fix=fix)
+    raise UserError(f"it has no column {name!r}, {said}.", where=source, fix=fix)
 
 
 def _by_number(name: str) -> list[tuple[bool, int, str]]:

@@ -1,0 +1,5 @@
+"""What logged data can be read from and written to: one file each, listed in `icql.data.datasets`.
+
+A reader takes a path, the task where it is known, and the room for its arrays, and gives a
+`Source`; a writer takes a path and a `Source`, and writes all or nothing.
+"""

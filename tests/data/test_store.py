@@ -275,6 +275,7 @@ def test_commands_work_on_a_store(
     made = ask("convert", "log.hdf5", "log.icql", "--memory", "500MB")
     plain, store = ask("show", "log.hdf5"), ask("show", "log.icql")
     assert made["identical"]
+    assert sum("invalid" in warning for warning in made["warnings"]) == 1  # once, in one wording
     assert made["transitions"] == plain["transitions"]
     assert {k: v for k, v in store.items() if k != "source"} == {
         k: v for k, v in plain.items() if k != "source"

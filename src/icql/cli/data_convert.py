@@ -47,17 +47,9 @@ def run(argv: list[str]) -> dict[str, Any] | None:
         force=options.force,
         memory=None if options.memory is None else read_size(options.memory, where="--memory"),
     )
-    for warning in done.warnings:
+    for warning in done["warnings"]:
         Display().say(warning)
     if options.json:
-        return {
-            "source": options.dataset,
-            "destination": options.destination,
-            "task": done.data.info.task,
-            "transitions": len(done.data),
-            "data_hash": done.data.content_hash(),
-            "identical": done.identical,
-            "warnings": list(done.warnings),
-        }
-    print(f"{options.destination}: {len(done.data):,} transitions")
+        return done
+    print(f"{options.destination}: {done['transitions']:,} transitions")
     return None

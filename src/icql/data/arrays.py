@@ -172,6 +172,22 @@ def not_finite(array: Floats, valid: Bools | None) -> tuple[int | None, int, int
     return row, 0 if row is None else int(np.isfinite(array[row]).argmin()), count
 
 
+@contextmanager
+def reading(kind: str, path: Path, *reasons: type[BaseException]) -> Iterator[None]:
+    """Refuse a file that is not there, and name one whose damage shows by one of `reasons`."""
+    if not path.is_file():
+        raise UserError("there is no such file.", where=str(path))
+    try:
+        yield
+    except reasons as error:
+        text = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise UserError(
+            f"it cannot be read as {kind} ({text}).",
+            where=str(path),
+            fix="It may be truncated or damaged: write or fetch it again.",
+        ) from error
+
+
 def _one_column(name: str, values: Any, source: str) -> NDArray[Any]:
     array = np.asarray(values)
     check_kind(name, array.dtype, source)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from icql.data.arrays import IN_MEMORY, Room, scratch
 from icql.data.download import cached_file
@@ -160,16 +161,11 @@ def validate_dataset(
 
 
 def write_dataset(source: Source, destination: str, *, force: bool = False) -> None:
-    """Write the log `source` to `destination`, all or nothing.
-
-    Args:
-        source: what `load_steps` gave.
-        destination: a file or store of a kind that can be written, or `minari:ID`.
-        force: replace what is there.
+    """Write what `load_steps` gave to a file, store or `minari:ID`, all or nothing.
 
     Raises:
-        UserError: if the kind is unknown, something is there already, or the format cannot hold
-            the steps.
+        UserError: if the kind is unknown, the format cannot hold the steps, or something is there
+            already that `force` does not say to replace.
     """
     form = _format(destination)
     if form is None or form.write is None:
@@ -197,15 +193,10 @@ def make_store(
     about the room that the store itself takes.
 
     Args:
-        name_or_path: what `load_steps` takes.
+        name_or_path: what `load_steps` takes, and so are `task` and `columns`.
         destination: the store to make, `NAME.icql`.
-        task: the task, where the data does not tell.
-        columns: the mapping of a CSV or Parquet log.
         force: replace a store that is there.
         memory: bytes to get along with; by default half of what the machine has.
-
-    Returns:
-        The transitions of the new store, mapped.
 
     Raises:
         UserError: if the data cannot be read or has errors, or the memory does not suffice.
@@ -218,15 +209,6 @@ def make_store(
     return open_store(path)
 
 
-@dataclass(frozen=True)
-class Converted:
-    """What a conversion gave."""
-
-    data: Transitions  # read again from the destination
-    identical: bool  # whether they are the transitions of the source
-    warnings: tuple[str, ...]
-
-
 def convert(
     name_or_path: str | Path,
     destination: str,
@@ -235,8 +217,12 @@ def convert(
     columns: Given = None,
     force: bool = False,
     memory: int | None = None,
-) -> Converted:
+) -> dict[str, Any]:
     """Write a dataset in another format, read it again and compare; arguments as in `make_store`.
+
+    Returns:
+        What was written: its task, the number and hash of its transitions, whether they are
+        `identical` to those of the source, and warnings.
 
     Raises:
         UserError: if it cannot be read or written, or `memory` is given for anything but a store.
@@ -245,20 +231,30 @@ def convert(
         data = make_store(
             name_or_path, destination, task=task, columns=columns, force=force, memory=memory
         )
-        return Converted(data, True, tuple(finding.message for finding in verify_store(data)))
-    if memory is not None:
+        expected, warnings = data, [finding.message for finding in verify_store(data)]
+    elif memory is not None:
         raise UserError("only stores (.icql) are made with a budget.", where="--memory")
-    source = load_steps(name_or_path, task=task, columns=columns)
-    before = source.transitions()
-    write_dataset(source, destination, force=force)
-    after = load_dataset(destination, task=source.task.name if source.task else None)
-    identical, warnings = after.content_hash() == before.content_hash(), before.info.warnings
+    else:
+        source = load_steps(name_or_path, task=task, columns=columns)
+        expected = source.transitions()
+        warnings = list(expected.info.warnings)
+        write_dataset(source, destination, force=force)
+        data = load_dataset(destination, task=source.task.name if source.task else None)
+    identical = data.content_hash() == expected.content_hash()
     if not identical:
-        warnings += (
-            f"{destination} gives {len(after):,} transitions instead of {len(before):,}: "
-            "its format has other rules at the end of the data.",
+        warnings.append(
+            f"{destination} gives {len(data):,} transitions instead of {len(expected):,}: "
+            "its format has other rules at the end of the data."
         )
-    return Converted(after, identical, warnings)
+    return {
+        "source": str(name_or_path),
+        "destination": destination,
+        "task": data.info.task,
+        "transitions": len(data),
+        "data_hash": data.content_hash(),
+        "identical": identical,
+        "warnings": warnings,
+    }
 
 
 def find_d4rl(name: str) -> Path | None:

@@ -16,7 +16,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -153,15 +152,6 @@ def _download(url: str, part: Path, progress: Listener | None) -> None:
             time.sleep(WAIT * 2**failures if failures else 0)
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What the server will send: the file from byte `start` on, of `total` bytes (0: unknown)."""
-
-    start: int
-    total: int
-    version: str | None  # what tells this version of the file from a later one
-
-
 def _continue(url: str, part: Path, progress: Listener | None) -> None:
     """One connection: append what is missing to `part`, or start anew if the server insists."""
     known = _read_json(_record(part))
@@ -174,14 +164,20 @@ def _continue(url: str, part: Path, progress: Listener | None) -> None:
     try:
         request = urllib.request.Request(url, headers=headers)
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-            answer = _understand(response, offset)
-            _check_room(part, answer)
-            if answer.start == 0:
+            start, total = _understand(response, offset)
+            free = shutil.disk_usage(part.parent).free
+            if total - start > free:
+                raise UserError(
+                    f"{total:,} bytes are needed, but only {free:,} are free.",
+                    where=str(part.parent),
+                    fix="Make room, or set ICQL_CACHE to another folder.",
+                )
+            if start == 0:
                 part.unlink(missing_ok=True)
-                write_json(_record(part), {"url": url, "version": answer.version})
-            _append(response, part, answer, progress)
+                write_json(_record(part), {"url": url, "version": _version(response)})
+            _append(response, part, start, total, progress)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and _range_total(error.headers) == offset:
+        if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{offset}":
             return  # all of it was there already
         if error.code == 416:
             _discard(part)
@@ -197,50 +193,38 @@ def _continue(url: str, part: Path, progress: Listener | None) -> None:
         raise _Broken(str(error) or type(error).__name__) from error
 
 
-def _understand(response: Any, offset: int) -> _Answer:
-    headers = response.headers
-    etag = headers.get("ETag")
-    # Only a strong mark says that bytes of two answers belong together.
-    strong = etag if etag and not etag.startswith("W/") else None
-    version = strong or headers.get("Last-Modified")
-    stated = headers.get("Content-Length", "")
+def _understand(response: Any, offset: int) -> tuple[int, int]:
+    """From which byte on the server sends the file, and its size in all (0: unknown)."""
+    stated = response.headers.get("Content-Length", "")
     length = int(stated) if stated.isdecimal() else 0
     if response.status != 206:
-        return _Answer(0, length, version)
-    start = re.match(r"bytes (\d+)-", headers.get("Content-Range", ""))
+        return 0, length
+    start = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
     if start is None or int(start[1]) != offset:
         raise _Broken("the server sent another part of the file than asked for")
-    return _Answer(offset, offset + length if length else 0, version)
+    return offset, offset + length if length else 0
 
 
-def _append(response: Any, part: Path, answer: _Answer, progress: Listener | None) -> None:
-    done = answer.start
+def _version(response: Any) -> str | None:
+    """What tells this version of the file from a later one."""
+    etag: str | None = response.headers.get("ETag")
+    # Only a strong mark says that bytes of two answers belong together.
+    strong = etag if etag and not etag.startswith("W/") else None
+    return strong or response.headers.get("Last-Modified")
+
+
+def _append(response: Any, part: Path, done: int, total: int, progress: Listener | None) -> None:
     with part.open("ab") as file:
         while chunk := response.read(CHUNK):
             file.write(chunk)
             done += len(chunk)
             if progress is not None:
-                progress(done, answer.total)
-    if answer.total and done < answer.total:
-        raise _Broken(f"it ended after {done:,} of {answer.total:,} bytes")
+                progress(done, total)
+    if total and done < total:
+        raise _Broken(f"it ended after {done:,} of {total:,} bytes")
     if _size(part) != done:  # somebody else wrote to it as well
         _discard(part)
         raise _Broken("two programs fetched it at once")
-
-
-def _check_room(part: Path, answer: _Answer) -> None:
-    free = shutil.disk_usage(part.parent).free
-    if answer.total - answer.start > free:
-        raise UserError(
-            f"{answer.total:,} bytes are needed, but only {free:,} are free.",
-            where=str(part.parent),
-            fix="Make room, or set ICQL_CACHE to another folder.",
-        )
-
-
-def _range_total(headers: Any) -> int | None:
-    total = re.fullmatch(r"bytes \*/(\d+)", headers.get("Content-Range", ""))
-    return int(total[1]) if total else None
 
 
 def _size(path: Path) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from icql.data.arrays import IN_MEMORY, Room
-from icql.data.formats.mapping import Chosen, Given, choose, columns_of
+from icql.data.formats.mapping import FLAGS, KEYS, VECTORS, Columns, Given, choose, columns_of
 from icql.data.formats.tabular import LogTable, arrow
 from icql.data.tasks import Task
 from icql.data.transitions import Source
@@ -27,32 +27,32 @@ def read_csv(
             below the header.
     """
     mapping, pa = columns_of(path, columns), arrow("pyarrow", path)
-    delimiter = mapping.delimiter
-    chosen = choose(mapping, _header(path, delimiter), str(path))
+    chosen = choose(mapping, _header(path, mapping.delimiter), str(path))
     rows = _rows_about(path)
-    room.check(rows * len(chosen.all) * 4, rows, str(path))
+    room.check(rows * len(chosen.names(*KEYS)) * 4, rows, str(path))
     try:
-        table = _table(path, delimiter, chosen, room, newlines=False)
+        table = _table(path, chosen, room, newlines=False)
     except (pa.ArrowException, OSError, ValueError):
         # Slower, but cells in quotes may then hold new lines: the one fault that is none.
-        table = _table(path, delimiter, chosen, room, newlines=True)
-    return table.source(chosen, mapping, task, room)
+        table = _table(path, chosen, room, newlines=True)
+    return table.source(chosen, task, room)
 
 
-def _table(path: Path, delimiter: str, chosen: Chosen, room: Room, *, newlines: bool) -> LogTable:
+def _table(path: Path, columns: Columns, room: Room, *, newlines: bool) -> LogTable:
     """The chosen columns; with `newlines` in cells allowed, a fault is a `UserError`."""
     pa, reader = arrow("pyarrow", path), arrow("pyarrow.csv", path)
+    delimiter, names = columns.delimiter, columns.names(*KEYS)
     options: dict[str, Any] = {
         "read_options": reader.ReadOptions(block_size=BLOCK_BYTES),
         "parse_options": reader.ParseOptions(delimiter=delimiter, newlines_in_values=newlines),
     }
-    types = dict.fromkeys(chosen.numbers, pa.float32())
-    convert = reader.ConvertOptions(include_columns=chosen.all, column_types=types)
+    types = dict.fromkeys(columns.names(*VECTORS, "reward"), pa.float32())
+    convert = reader.ConvertOptions(include_columns=names, column_types=types)
     try:
         # Types that are left open would be guessed anew per block: the first block decides.
         with reader.open_csv(path, convert_options=convert, **options) as first:
-            types |= {field.name: _settled(field, chosen, pa) for field in first.schema}
-        convert = reader.ConvertOptions(include_columns=chosen.all, column_types=types)
+            types |= {field.name: _settled(field, columns, pa) for field in first.schema}
+        convert = reader.ConvertOptions(include_columns=names, column_types=types)
         if room.folder is not None:
             with reader.open_csv(path, convert_options=convert, **options) as batches:
                 return LogTable.spooled(path, batches, room.folder)
@@ -67,14 +67,13 @@ def _table(path: Path, delimiter: str, chosen: Chosen, room: Room, *, newlines: 
         raise fault or _unreadable(path, error) from error
 
 
-def _settled(field: Any, chosen: Chosen, pa: Any) -> Any:
+def _settled(field: Any, columns: Columns, pa: Any) -> Any:
     """The type to read a column as, given what its first block looks like."""
-    if field.name in chosen.numbers:
-        return pa.float32()
-    if field.name in chosen.flags and not pa.types.is_boolean(field.type):
+    boolean = pa.types.is_boolean(field.type)
+    if field.name in columns.names(*VECTORS, "reward", *(() if boolean else FLAGS)):
         return pa.float32()
     whole = pa.types.is_integer(field.type)
-    if field.name == chosen.episode:
+    if field.name == columns.episode:
         return field.type if whole or pa.types.is_floating(field.type) else pa.string()
     # Later rows may have fractions; a float64 is exact up to 2^53.
     if pa.types.is_timestamp(field.type):

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from icql.data.arrays import IN_MEMORY, Bools, Room, bytes_in_memory, check_kind, flags
+from icql.data.arrays import IN_MEMORY, Bools, Room, bytes_in_memory, check_kind, flags, reading
 from icql.data.tasks import Task, find_task
 from icql.data.transitions import DataInfo, Source, Steps
 from icql.errors import UserError
@@ -18,6 +18,8 @@ from icql.files import atomic
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("timeouts", "next_observations", "valid")
 FLAGS = ("terminals", "timeouts", "valid")
+# h5py reports damage as any of these, depending on where in the file it is.
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
 def read_d4rl(path: str | Path, task: Task | None = None, room: Room = IN_MEMORY) -> Source:
@@ -75,29 +77,22 @@ def timeouts_by_limit(terminals: Bools, limit: int) -> Bools:
 
 def _read_arrays(path: Path, room: Room) -> dict[str, NDArray[Any]]:
     """The numeric arrays of the file, checked for kind and size before any is read."""
-    if not path.is_file():
-        raise UserError("there is no such file.", where=str(path))
-    try:
-        with h5py.File(path, "r") as file:
-            present = [key for key in REQUIRED + OPTIONAL if key in file]
-            for key in REQUIRED:
-                if key not in present:
-                    raise UserError(
-                        f"`{key}` is missing; it has {', '.join(sorted(file)) or 'nothing'}.",
-                        where=str(path),
-                        fix=f"A D4RL file holds {', '.join(REQUIRED)} at its top level.",
-                    )
-            nbytes = sum(_bytes(key, file[key], path) for key in present)
-            rows = (file["rewards"].shape or (0,))[0]
-            room.check(nbytes, rows, str(path))
-            return {key: _read(key, file[key], room) for key in present}
-    # h5py reports damage as any of these, depending on where in the file it is.
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise UserError(
-            f"it cannot be read as HDF5 ({error}).",
-            where=str(path),
-            fix="It may be truncated or damaged: fetch it again.",
-        ) from error
+    with reading("HDF5", path, *_DAMAGE), h5py.File(path, "r") as file:
+        present = [key for key in REQUIRED + OPTIONAL if key in file]
+        for key in REQUIRED:
+            if key not in present:
+                raise UserError(
+                    f"`{key}` is missing; it has {', '.join(sorted(file)) or 'nothing'}.",
+                    where=str(path),
+                    fix=f"A D4RL file holds {', '.join(REQUIRED)} at its top level.",
+                )
+        for key in present:
+            if not isinstance(file[key], h5py.Dataset) or file[key].shape is None:
+                raise UserError(f"`{key}` is not an array.", where=str(path))
+            check_kind(key, file[key].dtype, str(path))
+        nbytes = sum(bytes_in_memory(file[key].shape, file[key].dtype) for key in present)
+        room.check(nbytes, (file["rewards"].shape or (0,))[0], str(path))
+        return {key: _read(key, file[key], room) for key in present}
 
 
 def _read(key: str, item: Any, room: Room) -> NDArray[Any]:
@@ -106,10 +101,3 @@ def _read(key: str, item: Any, room: Room) -> NDArray[Any]:
     dtype = item.dtype if key in FLAGS else np.float32
     chunk = item.chunks[0] if item.chunks else 1
     return room.fill(key, item.shape, dtype, item.__getitem__, multiple=chunk)
-
-
-def _bytes(key: str, item: Any, path: Path) -> int:
-    if not isinstance(item, h5py.Dataset) or item.shape is None:
-        raise UserError(f"`{key}` is not an array.", where=str(path))
-    check_kind(key, item.dtype, str(path))
-    return bytes_in_memory(item.shape, item.dtype)

@@ -44,21 +44,32 @@ def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMO
             of space, or too large for the budget.
     """
     source = str(name).removeprefix(PREFIX)
-    dataset = _open(source)
-    for kind in ("observation", "action"):
-        space = getattr(dataset, f"{kind}_space")
-        if len(getattr(space, "shape", None) or ()) != 1:
-            raise UserError(
-                f"its {kind}s are {space}, but one row of numbers (a flat Box) is needed.",
-                where=source,
-                fix="Flatten them when the dataset is recorded.",
-            )
-    width = dataset.observation_space.shape[0] + dataset.action_space.shape[0] + 1
-    Room(memory=room.budget).check(int(dataset.total_steps) * width * 8, 0, source)
+    minari, folder = _minari(source), Path(source).expanduser() / "data"
     try:
+        dataset = minari.MinariDataset(folder) if folder.is_dir() else minari.load_dataset(source)
+        for kind in ("observation", "action"):
+            space = getattr(dataset, f"{kind}_space")
+            if len(getattr(space, "shape", None) or ()) != 1:
+                raise UserError(
+                    f"its {kind}s are {space}, but one row of numbers (a flat Box) is needed.",
+                    where=source,
+                    fix="Flatten them when the dataset is recorded.",
+                )
+        width = dataset.observation_space.shape[0] + dataset.action_space.shape[0] + 1
+        Room(memory=room.budget).check(int(dataset.total_steps) * width * 8, 0, source)
         steps = _steps(list(dataset.iterate_episodes()), source)
+    except FileNotFoundError as error:
+        raise UserError(
+            "there is no such Minari dataset on this machine.",
+            where=source,
+            fix=f"Fetch it with `minari download {source}`, or check the id with `minari list`.",
+        ) from error
     except (OSError, KeyError, ValueError, AssertionError) as error:
-        raise _damaged(source, error) from error
+        raise UserError(
+            f"it cannot be read as a Minari dataset ({error}).",
+            where=source,
+            fix="It may be incomplete or of another Minari version: fetch it again.",
+        ) from error
     return Source(steps, DataInfo(source, source=f"{PREFIX}{source}"), task)
 
 
@@ -176,21 +187,6 @@ def _minari(source: str) -> Any:
         ) from error
 
 
-def _open(source: str) -> Any:
-    minari = _minari(source)
-    folder = Path(source).expanduser() / "data"
-    try:
-        return minari.MinariDataset(folder) if folder.is_dir() else minari.load_dataset(source)
-    except FileNotFoundError as error:
-        raise UserError(
-            "there is no such Minari dataset on this machine.",
-            where=source,
-            fix=f"Fetch it with `minari download {source}`, or check the id with `minari list`.",
-        ) from error
-    except (OSError, KeyError, ValueError, AssertionError) as error:
-        raise _damaged(source, error) from error
-
-
 def _steps(episodes: list[Any], source: str) -> Steps:
     if not episodes:
         raise UserError("there are no episodes in it.", where=source)
@@ -213,11 +209,3 @@ def _steps(episodes: list[Any], source: str) -> Steps:
         timeouts,
         np.concatenate([episode.observations[1:] for episode in episodes]),
     ).checked(source)
-
-
-def _damaged(source: str, error: BaseException) -> UserError:
-    return UserError(
-        f"it cannot be read as a Minari dataset ({error}).",
-        where=source,
-        fix="It may be incomplete or of another Minari version: fetch it again.",
-    )

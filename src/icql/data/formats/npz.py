@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from icql.data.arrays import IN_MEMORY, Floats, Room, bytes_in_memory, check_kind, matrix
+from icql.data.arrays import IN_MEMORY, Floats, Room, bytes_in_memory, check_kind, matrix, reading
 from icql.data.tasks import Task, find_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
 from icql.errors import UserError
@@ -28,6 +28,8 @@ from icql.files import atomic
 
 REQUIRED = ("observations", "actions", "rewards", "terminals", "timeouts")
 OPTIONAL = ("next_observations", "final_observations", "valid", "drop_last", "meta")
+# The reasons a damaged, encrypted or foreign archive gives, depending on where it breaks.
+_DAMAGE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -138,39 +140,21 @@ def _meta(arrays: dict[str, NDArray[Any]], source: str) -> dict[str, Any]:
 
 def _read_arrays(path: Path, room: Room) -> dict[str, NDArray[Any]]:
     """The known arrays of the file; declared sizes are checked before anything is unpacked."""
-    if not path.is_file():
-        raise UserError("there is no such file.", where=str(path))
-    try:
-        with zipfile.ZipFile(path) as archive:
-            found = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
-            for name in REQUIRED:
-                if name not in found:
-                    listed = ", ".join(sorted(found)) or "nothing"
-                    raise UserError(f"`{name}` is missing; it has {listed}.", where=str(path))
-            names = [name for name in REQUIRED + OPTIONAL if name in found]
-            headers = {name: _header(archive, name, path) for name in names}
-            nbytes = sum(bytes_in_memory(*header) for header in headers.values())
-            room.check(nbytes, (headers["rewards"][0] or (0,))[0], str(path))
-            arrays: dict[str, NDArray[Any]] = {}
-            for name in names:
-                with archive.open(f"{name}.npy") as file:
-                    arrays[name] = _read(file, name, room)
-            return arrays
-    # The reasons a damaged, encrypted or foreign archive gives, depending on where it breaks.
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        RuntimeError,
-        NotImplementedError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        raise UserError(
-            f"it cannot be read as NPZ ({error}).",
-            where=str(path),
-            fix="It may be truncated or damaged: write or fetch it again.",
-        ) from error
+    with reading("NPZ", path, *_DAMAGE), zipfile.ZipFile(path) as archive:
+        found = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
+        for name in REQUIRED:
+            if name not in found:
+                listed = ", ".join(sorted(found)) or "nothing"
+                raise UserError(f"`{name}` is missing; it has {listed}.", where=str(path))
+        names = [name for name in REQUIRED + OPTIONAL if name in found]
+        headers = {name: _header(archive, name, path) for name in names}
+        nbytes = sum(bytes_in_memory(*header) for header in headers.values())
+        room.check(nbytes, (headers["rewards"][0] or (0,))[0], str(path))
+        arrays: dict[str, NDArray[Any]] = {}
+        for name in names:
+            with archive.open(f"{name}.npy") as file:
+                arrays[name] = _read(file, name, room)
+        return arrays
 
 
 def _read(file: IO[bytes], name: str, room: Room) -> NDArray[Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from icql.data.arrays import IN_MEMORY, Floats, Room, blocks
-from icql.data.formats.mapping import Given, choose, columns_of
+from icql.data.arrays import IN_MEMORY, Floats, Room, blocks, reading
+from icql.data.formats.mapping import KEYS, Given, choose, columns_of
 from icql.data.formats.tabular import LogTable, arrow
 from icql.data.tasks import Task
 from icql.data.transitions import Source
@@ -32,13 +30,13 @@ def read_parquet(
         UserError: naming file, row and column, if anything does not fit.
     """
     parquet, pa = arrow("pyarrow.parquet", path), arrow("pyarrow", path)
-    if not path.is_file():
-        raise UserError("there is no such file.", where=str(path))
     mapping = columns_of(path, columns)
-    with _damage(path, pa), parquet.ParquetFile(path, memory_map=True) as file:
+    # What Arrow raises depends on where in the file the damage is.
+    damage = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, MemoryError)
+    with reading("Parquet", path, *damage), parquet.ParquetFile(path, memory_map=True) as file:
         schema, rows = file.schema_arrow, file.metadata.num_rows
         chosen = choose(mapping, schema.names, str(path))
-        names = list(chosen.all)
+        names = list(chosen.names(*KEYS))
         room.check(rows * len(names) * 4, rows, str(path))
         if room.folder is None or not rows:
             # One column at a time: beside the arrays that stay, memory holds a single column.
@@ -48,7 +46,7 @@ def read_parquet(
             batches = file.iter_batches(size, columns=names)
             table = LogTable.spooled(path, batches, room.folder)
         said = mapping.task or _own_task(schema.metadata or {}, path)
-        return table.source(chosen, replace(mapping, task=said), task, room)
+        return table.source(replace(chosen, task=said), task, room)
 
 
 def write_parquet(path: Path, source: Source) -> None:
@@ -81,20 +79,6 @@ def _own_task(metadata: dict[bytes, bytes], path: Path) -> str | None:
         raise UserError(f"its metadata is not JSON ({error}).", where=str(path)) from error
     task = own.get("task") if isinstance(own, dict) else None
     return task if isinstance(task, str) else None
-
-
-@contextmanager
-def _damage(path: Path, pa: Any) -> Iterator[None]:
-    try:
-        yield
-    # What Arrow raises depends on where in the file the damage is.
-    except (pa.ArrowException, OSError, ValueError, KeyError, IndexError, MemoryError) as error:
-        text = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise UserError(
-            f"it cannot be read as Parquet ({text}).",
-            where=str(path),
-            fix="It may be truncated or damaged: write or fetch it again.",
-        ) from error
 
 
 def _numbered(name: str, matrix: Floats | None) -> dict[str, Floats]:

@@ -27,21 +27,11 @@ from icql.errors import UserError
 from icql.files import read_json, write_json
 
 FORMAT = 1
-ARRAYS: dict[str, tuple[str, int]] = {  # type and number of axes
-    "states": ("<f4", 2),
-    "actions": ("<f4", 2),
-    "rewards": ("<f4", 1),
-    "next_states": ("<f4", 2),
-    "next_actions": ("<f4", 2),
-    "mask": ("<f4", 1),
-    "episode": ("<i4", 1),
-    "step": ("<i4", 1),
-}
-EPISODES: dict[str, tuple[str, int]] = {
-    "episode_returns": ("<f8", 1),
-    "episode_lengths": ("<i8", 1),
-    "episode_scores": ("<f8", 1),
-}
+# type and number of axes
+ARRAYS = dict.fromkeys(("states", "actions", "next_states", "next_actions"), ("<f4", 2))
+ARRAYS |= {"rewards": ("<f4", 1), "mask": ("<f4", 1), "episode": ("<i4", 1), "step": ("<i4", 1)}
+EPISODES = dict.fromkeys(("episode_returns", "episode_scores"), ("<f8", 1))
+EPISODES |= {"episode_lengths": ("<i8", 1)}
 
 
 def write_store(path: str | Path, source: Source, *, force: bool = False) -> None:

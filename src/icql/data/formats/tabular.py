@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.data.arrays import Bools, Floats, Room, Rows, blocks, flags, say_size
-from icql.data.formats.mapping import Chosen, Columns
+from icql.data.formats.mapping import Columns
 from icql.data.tasks import Task, find_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
 from icql.errors import UserError
@@ -72,8 +72,8 @@ class LogTable:
         for rows, column in self.pieces():
             yield rows, partial(self._values, rows, column)
 
-    def source(self, chosen: Chosen, columns: Columns, task: Task | None, room: Room) -> Source:
-        """Assemble the steps in `room`.
+    def source(self, columns: Columns, task: Task | None, room: Room) -> Source:
+        """Assemble the steps of the chosen columns in `room`.
 
         Where the mapping gives `action_bounds`, actions are mapped linearly from them to [-1, 1],
         and a warning says so; else they keep their units.
@@ -83,12 +83,13 @@ class LogTable:
         """
         if not self.rows:
             raise self.error("there are no steps in it (zero rows).")
-        valid = self._flag(chosen.valid)
-        place, boundaries = self._order(chosen, room)
-        bounds = columns.bounds(len(chosen.action))
+        valid = self._flag(columns.valid)
+        place, boundaries = self._order(columns, room)
+        bounds = columns.bounds(len(columns.names("action")))
 
-        def numbers(key: str, names: tuple[str, ...], limits: Any = None) -> Floats:
-            filled = room.empty(key, (self.rows, len(names)), np.float32)
+        def numbers(key: str, limits: Any = None) -> Floats:
+            names = columns.names(key)
+            filled = room.empty(f"{key}s", (self.rows, len(names)), np.float32)
             bad = dict.fromkeys(names, (0, 0))  # first row, count
             for rows, column in self:
                 target = rows if place is None else place[rows]
@@ -119,24 +120,23 @@ class LogTable:
             values = self._flag(name)
             return np.zeros(self.rows, np.bool_) if values is None else _placed(values, place)
 
-        terminals, truncated = flag(chosen.terminal), flag(chosen.truncated)
+        terminals, truncated = flag(columns.terminal), flag(columns.truncated)
         early = (terminals | truncated) & ~boundaries
-        if chosen.episode is not None and early.any():
+        if columns.episode is not None and early.any():
             sorted_row = int(early.argmax())
             row = sorted_row if place is None else int((place == sorted_row).argmax())
-            name = chosen.terminal if terminals[sorted_row] else chosen.truncated
+            name = columns.terminal if terminals[sorted_row] else columns.truncated
             raise self.error(
                 f"column {name!r} ends the episode at row {row}, but the episode has later rows.",
                 "Give the rows after it an episode of their own.",
             )
-        following = chosen.next_observation
         steps = Steps(
-            observations=numbers("observations", chosen.observation),
-            actions=numbers("actions", chosen.action, bounds),
-            rewards=numbers("rewards", (chosen.reward,))[:, 0],
+            observations=numbers("observation"),
+            actions=numbers("action", bounds),
+            rewards=numbers("reward")[:, 0],
             terminals=terminals,
             timeouts=truncated | (boundaries & ~terminals),
-            next_observations=numbers("next_observations", following) if following else None,
+            next_observations=numbers("next_observation") if columns.next_observation else None,
             valid=None if valid is None else _placed(valid, place),
         )
         warnings: tuple[str, ...] = ()
@@ -181,16 +181,16 @@ class LogTable:
             filled[rows] = flags(name, values, str(self.path), offset=rows.start)
         return filled
 
-    def _order(self, chosen: Chosen, room: Room) -> tuple[Rows | None, Bools]:
+    def _order(self, columns: Columns, room: Room) -> tuple[Rows | None, Bools]:
         """Where each row goes in order of episode and time (None: as they are), and which of the
         ordered rows end an episode.
         """
         ends = np.zeros(self.rows, np.bool_)
         ends[-1] = True
-        if chosen.episode is None and chosen.time is None:
+        if columns.episode is None and columns.time is None:
             return None, ends
-        episode = self._key("episode", chosen.episode, room)
-        time = self._key("time", chosen.time, room)
+        episode = self._key("episode", columns.episode, room)
+        time = self._key("time", columns.time, room)
         ordered = True
         for rows in blocks(self.rows - 1):
             after = slice(rows.start + 1, rows.stop + 1)
@@ -214,7 +214,7 @@ class LogTable:
         if time is not None and twice.any():
             at = int(twice.argmax())
             first, second = sorted((int(order[at]), int(order[at + 1])))
-            names = f"{chosen.time!r}" + (f" and {chosen.episode!r}" if chosen.episode else "")
+            names = f"{columns.time!r}" + (f" and {columns.episode!r}" if columns.episode else "")
             raise self.error(
                 f"rows {first} and {second} are the same step: they agree in {names}.",
                 "Leave one of them out, or number the episodes and steps anew.",

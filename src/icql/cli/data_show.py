@@ -56,12 +56,6 @@ def summary(data: Transitions) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    match value:
-        case None:
-            return "unknown"
-        case int():
-            return f"{value:,}"
-        case float():
-            return f"{value:,.2f}"
-        case _:
-            return str(value)
+    if value is None or isinstance(value, str):
+        return value or "unknown"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

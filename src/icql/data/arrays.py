@@ -304,12 +304,10 @@ def read_size(text: str | int, *, where: str = "memory") -> int:
     Raises:
         UserError: if it is no size, or below one byte.
     """
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", str(text), re.IGNORECASE)
-    unit = _UNITS.get(found[2].upper()) if found else None
-    try:
-        size = float(found[1]) * unit if found and unit is not None else math.nan
-    except ValueError:
-        size = math.nan
+    number = r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?\s*([a-z]*)\s*"
+    found = re.fullmatch(number, str(text), re.IGNORECASE)
+    unit = _UNITS.get(found[3].upper(), math.nan) if found else math.nan
+    size = float(found[1] + (found[2] or "")) * unit if found else math.nan
     if not 1 <= size < 2**63:  # NaN is neither
         raise UserError(
             f"{text!r} is not a size of memory.",

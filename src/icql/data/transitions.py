@@ -73,12 +73,7 @@ class Steps:
         return {name: array for name, array in named.items() if array is not None}
 
     def checked(self, source: str) -> Steps:
-        """These steps with every array in its final type and shape.
-
-        Raises:
-            UserError: naming `source`, array, row and column, if an array is empty, has the wrong
-                kind, shape or length.
-        """
+        """These steps with every array in its final type and shape, or a `UserError`."""
         arrays: dict[str, Any] = {
             name: _CHECKS[name](name, array, source) for name, array in self.arrays().items()
         }
@@ -103,9 +98,6 @@ class Steps:
         """These steps, if every number in a row that is not marked invalid is finite.
 
         Apart from `checked`, so that `validate` can describe broken data that was read.
-
-        Raises:
-            UserError: naming `source`, array, row and column otherwise.
         """
         for name, array in self.arrays().items():
             row, at, count = not_finite(array, self.valid)
@@ -121,11 +113,7 @@ class Steps:
         return self
 
     def kept(self, source: str) -> Bools:
-        """Rows (T,) that become transitions, by the rule at the top of this module.
-
-        Raises:
-            UserError: if no episode ends, or no row is left.
-        """
+        """Rows (T,) that become transitions, by the rule above; a `UserError` if there are none."""
         if not self.ends.any():
             raise UserError(
                 f"no episode ends in its {len(self):,} rows: "

@@ -22,9 +22,7 @@ def read_csv(
 ) -> Source:
     """Read a CSV log; `columns` is its mapping or the file that holds it.
 
-    Raises:
-        UserError: naming file, row and column, if anything does not fit. Rows are counted from 0
-            below the header.
+    Rows are counted from 0 below the header.
     """
     mapping, pa = columns_of(path, columns), arrow("pyarrow", path)
     chosen = choose(mapping, _header(path, mapping.delimiter), str(path))

@@ -28,10 +28,6 @@ def read_d4rl(path: str | Path, task: Task | None = None, room: Room = IN_MEMORY
     D4RL's rules that differ from plain logs: a file without `timeouts` is cut at the task's
     episode limit, a step that is both terminal and timed out counts as timed out, and the very
     last row is no transition.
-
-    Raises:
-        UserError: naming file and key, if the file cannot be read, lacks a key, holds anything but
-            numbers of fitting shapes, or is too large for `room`.
     """
     source, path = str(path), Path(path)
     task = task or find_task(path.name)

@@ -96,11 +96,7 @@ def columns_of(path: Path, given: Given) -> Columns:
 
 
 def read_columns(path: str | Path) -> Columns:
-    """Read a mapping file (the format at the top of this module).
-
-    Raises:
-        UserError: naming file and key, if it is missing, not TOML, or holds something else.
-    """
+    """Read a mapping file (the format at the top of this module); a fault is named by its key."""
     source = str(path)
     try:
         table = tomllib.loads(Path(path).read_bytes().decode())

@@ -38,10 +38,6 @@ def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMO
     Minari keeps T+1 observations of an episode of T steps, so every step, the last included, has
     its true successor. An episode without an end mark was cut there. The steps are read into
     memory, whatever `room` is, if its budget allows that.
-
-    Raises:
-        UserError: if Minari is not installed, or the dataset is missing, damaged, of another kind
-            of space, or too large for the budget.
     """
     source = str(name).removeprefix(PREFIX)
     minari, folder = _minari(source), Path(source).expanduser() / "data"
@@ -77,11 +73,8 @@ def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
     """Write a log as a dataset of the local Minari folder, all or nothing.
 
     Minari keeps the successor of an episode's last step. Where it was not recorded, the last
-    observation is repeated, which is what its transition is given here as well.
-
-    Raises:
-        UserError: if Minari is not installed, the id is malformed or, without `force`, taken, rows
-            are marked invalid, or successors inside an episode are not its next rows.
+    observation is repeated, which is what its transition is given here as well. It holds neither
+    invalid rows nor successors inside an episode that are not its next rows.
     """
     dataset_id = str(name).removeprefix(PREFIX)
     source = f"{PREFIX}{dataset_id}"
@@ -128,11 +121,7 @@ def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
 
 
 def fetch_minari(dataset_id: str) -> None:
-    """Fetch a remote Minari dataset into the local Minari folder.
-
-    Raises:
-        UserError: if Minari is not installed, or the server does not have or send the dataset.
-    """
+    """Fetch a remote Minari dataset into the local Minari folder."""
     source = f"{PREFIX}{dataset_id}"
     minari = _minari(source)
     try:
@@ -197,15 +186,16 @@ def _steps(episodes: list[Any], source: str) -> Steps:
                 f"{len(episode)} steps; one more than steps is needed.",
                 where=source,
             )
-    terminals = np.concatenate([episode.terminations for episode in episodes])
-    timeouts = np.concatenate([episode.truncations for episode in episodes])
+    joined = {
+        name: np.concatenate([getattr(episode, name) for episode in episodes])
+        for name in ("actions", "rewards", "terminations", "truncations")
+    }
+    terminals, timeouts = joined["terminations"], joined["truncations"]
     last_rows = np.cumsum([len(episode) for episode in episodes]) - 1
     timeouts[last_rows] |= ~terminals[last_rows]
-    return Steps(
-        np.concatenate([episode.observations[:-1] for episode in episodes]),
-        np.concatenate([episode.actions for episode in episodes]),
-        np.concatenate([episode.rewards for episode in episodes]),
-        terminals,
-        timeouts,
-        np.concatenate([episode.observations[1:] for episode in episodes]),
-    ).checked(source)
+    here, following = (
+        np.concatenate([episode.observations[part] for episode in episodes])
+        for part in (slice(-1), slice(1, None))
+    )
+    steps = Steps(here, joined["actions"], joined["rewards"], terminals, timeouts, following)
+    return steps.checked(source)

@@ -36,11 +36,8 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 def write_npz(path: str | Path, steps: Steps, meta: dict[str, Any] | None = None) -> None:
     """Write steps and a JSON-serialisable `meta` to `path`, all or nothing.
 
-    A `meta["task"]` names the task of the data for `load_dataset`.
-
-    Raises:
-        UserError: if the steps would not load again, or if a recorded successor inside an episode
-            is not the episode's next row (the format could not hold it).
+    A `meta["task"]` names the task of the data for `load_dataset`. A recorded successor inside an
+    episode must be the episode's next row.
     """
     steps = steps.checked(str(path)).finite(str(path))
     arrays = steps.arrays()
@@ -80,12 +77,7 @@ def check_chain(steps: Steps, where: str) -> None:
 
 
 def read_npz(path: str | Path, room: Room = IN_MEMORY) -> tuple[Steps, dict[str, Any]]:
-    """Read what `write_npz` wrote: the steps and their `meta`.
-
-    Raises:
-        UserError: naming file and array, if the file is damaged, holds pickled objects, lacks an
-            array, does not fit together, or is too large for `room`.
-    """
+    """Read what `write_npz` wrote: the steps and their `meta`; pickled objects are refused."""
     source = str(path)
     arrays = _read_arrays(Path(path), room)
     meta, final = _meta(arrays, source), arrays.pop("final_observations", None)

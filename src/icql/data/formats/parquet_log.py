@@ -24,11 +24,7 @@ _META = b"icql"  # key of what a Parquet file of ours says about itself
 def read_parquet(
     path: Path, task: Task | None = None, room: Room = IN_MEMORY, columns: Given = None
 ) -> Source:
-    """Read a Parquet log; `columns` is its mapping or the file that holds it.
-
-    Raises:
-        UserError: naming file, row and column, if anything does not fit.
-    """
+    """Read a Parquet log; `columns` is its mapping or the file that holds it."""
     parquet, pa = arrow("pyarrow.parquet", path), arrow("pyarrow", path)
     mapping = columns_of(path, columns)
     # What Arrow raises depends on where in the file the damage is.

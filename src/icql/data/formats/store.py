@@ -87,9 +87,6 @@ def open_store(path: str | Path, task: Task | None = None, room: Room = IN_MEMOR
     """Open a store: transitions whose arrays are mapped files, whatever the room.
 
     `task` is by default what the store says.
-
-    Raises:
-        UserError: naming the file, if one is missing, damaged, or does not fit the others.
     """
     folder = Path(path)
     if not folder.is_dir():

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from icql.data.arrays import Bools, Floats, Room, Rows, blocks, flags, say_size
+from icql.data.arrays import Bools, Floats, Room, Rows, blocks, flags, not_finite, say_size
 from icql.data.formats.mapping import Columns
 from icql.data.tasks import Task, find_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
@@ -77,57 +77,51 @@ class LogTable:
 
         Where the mapping gives `action_bounds`, actions are mapped linearly from them to [-1, 1],
         and a warning says so; else they keep their units.
-
-        Raises:
-            UserError: naming file, row and column, if anything does not fit.
         """
         if not self.rows:
             raise self.error("there are no steps in it (zero rows).")
-        valid = self._flag(columns.valid)
         place, boundaries = self._order(columns, room)
+
+        def marks(name: str | None) -> Bools | None:
+            return None if name is None else _placed(self._flag(name), place)
+
+        def row_of(sorted_row: int) -> int:
+            return sorted_row if place is None else int((place == sorted_row).argmax())
+
+        valid, none = marks(columns.valid), np.zeros(self.rows, np.bool_)
         bounds = columns.bounds(len(columns.names("action")))
 
         def numbers(key: str, limits: Any = None) -> Floats:
             names = columns.names(key)
             filled = room.empty(f"{key}s", (self.rows, len(names)), np.float32)
-            bad = dict.fromkeys(names, (0, 0))  # first row, count
             for rows, column in self:
                 target = rows if place is None else place[rows]
-                usable = None if valid is None else valid[rows]
                 for i, name in enumerate(names):
                     values = self._numbers(column(name), name)
-                    wrong = ~np.isfinite(values)
-                    if usable is not None:
-                        wrong &= usable
-                    if count := int(np.count_nonzero(wrong)):
-                        first, before = bad[name]
-                        first = first if before else rows.start + int(wrong.argmax())
-                        bad[name] = first, before + count
                     if limits is not None:
-                        low, high = limits[0][i], limits[1][i]
-                        values = self._to_unit(values, low, high, usable, name, rows.start)
+                        usable = None if valid is None else valid[target]
+                        values = self._to_unit(
+                            values, limits[0][i], limits[1][i], usable, name, rows.start
+                        )
                     filled[target, i] = values
-            for name, (row, count) in bad.items():
-                if count:
-                    more = f" ({count:,} such rows)" if count > 1 else ""
-                    raise self.error(
-                        f"column {name!r} is not a finite number at row {row}{more}.",
-                        "Repair these rows, or mark them with 0 in a column named by `valid`.",
-                    )
+            row, at, count = not_finite(filled, valid)
+            if row is not None:
+                more = f" ({count:,} such rows)" if count > 1 else ""
+                raise self.error(
+                    f"column {names[at]!r} is not a finite number at row {row_of(row)}{more}.",
+                    "Repair these rows, or mark them with 0 in a column named by `valid`.",
+                )
             return filled
 
-        def flag(name: str | None) -> Bools:
-            values = self._flag(name)
-            return np.zeros(self.rows, np.bool_) if values is None else _placed(values, place)
-
-        terminals, truncated = flag(columns.terminal), flag(columns.truncated)
+        terminals = none if (ended := marks(columns.terminal)) is None else ended
+        truncated = none if (cut := marks(columns.truncated)) is None else cut
         early = (terminals | truncated) & ~boundaries
         if columns.episode is not None and early.any():
-            sorted_row = int(early.argmax())
-            row = sorted_row if place is None else int((place == sorted_row).argmax())
-            name = columns.terminal if terminals[sorted_row] else columns.truncated
+            row = int(early.argmax())
+            name = columns.terminal if terminals[row] else columns.truncated
             raise self.error(
-                f"column {name!r} ends the episode at row {row}, but the episode has later rows.",
+                f"column {name!r} ends the episode at row {row_of(row)}, but the episode has later "
+                "rows.",
                 "Give the rows after it an episode of their own.",
             )
         steps = Steps(
@@ -137,7 +131,7 @@ class LogTable:
             terminals=terminals,
             timeouts=truncated | (boundaries & ~terminals),
             next_observations=numbers("next_observation") if columns.next_observation else None,
-            valid=None if valid is None else _placed(valid, place),
+            valid=valid,
         )
         warnings: tuple[str, ...] = ()
         if bounds is not None:
@@ -172,9 +166,7 @@ class LogTable:
             )
         return _plain(values.cast(pa.float32(), safe=False))
 
-    def _flag(self, name: str | None) -> Bools | None:
-        if name is None:
-            return None
+    def _flag(self, name: str) -> Bools:
         filled = np.empty(self.rows, np.bool_)
         for rows, column in self:
             values = self._numbers(column(name), name)

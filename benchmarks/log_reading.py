@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from icql.data.tables import read_table, write_parquet
-from icql.data.transitions import Steps
+from icql.data.datasets import load_steps, write_dataset
+from icql.data.transitions import DataInfo, Source, Steps
 
 EPISODE = 1000
 FILES = {
@@ -55,7 +55,7 @@ def write(folder: Path, rows: int) -> None:
         np.zeros(rows, np.bool_),
         np.arange(rows) % EPISODE == EPISODE - 1,
     )
-    write_parquet(folder / "log.parquet", steps)
+    write_dataset(Source(steps, DataInfo("log")), str(folder / "log.parquet"))
     table = pyarrow.parquet.read_table(folder / "log.parquet")
     pyarrow.csv.write_csv(table, folder / "log.csv")
     pyarrow.parquet.write_table(table.take(rng.permutation(rows)), folder / "mixed.parquet")
@@ -65,7 +65,7 @@ def report(label: str, path: Path, rows: int) -> None:
     timings = []
     for _ in range(3):
         begin, cpu = time.perf_counter(), time.process_time()
-        read_table(path)
+        load_steps(path)
         timings.append((time.perf_counter() - begin, time.process_time() - cpu))
     wall, cpu = (min(column) for column in zip(*timings, strict=True))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -17,7 +17,7 @@ from icql.algos.base import Spec
 from icql.algos.presets import resolve_preset
 from icql.algos.registry import make_algorithm
 from icql.data import load_dataset
-from icql.data.convert import make_store
+from icql.data.datasets import make_store
 from icql.errors import UserError
 from icql.retrieval import build_neighbours
 from icql.settings.change import override

@@ -7,11 +7,13 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 
-from icql.data.npz import write_npz
+from icql.data.formats.npz import write_npz
 from icql.data.tasks import Task, list_tasks, register_task
 from icql.data.transitions import Steps
 
-TASK = Task("pendulum-test", "InvertedPendulum-v5", "mujoco", 0.0, 200.0, 200)
+TASK = Task(
+    "pendulum-test", "InvertedPendulum-v5", min_score=0.0, max_score=200.0, max_episode_steps=200
+)
 GAINS = np.array([0.5, 3.0, 0.6, 0.8])  # cart position, angle, their velocities
 
 

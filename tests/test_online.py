@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icql.data import load_dataset
-from icql.data.npz import read_npz
+from icql.data.formats.npz import read_npz
 from icql.data.tasks import Task, get_task
 from icql.data.transitions import Steps
 from icql.errors import UserError
@@ -69,7 +69,7 @@ class Line(gym.Env[np.ndarray, np.ndarray]):
 
 
 gym.register("icql/Line-v0", entry_point=Line)
-TASK = Task("line", "icql/Line-v0", "mujoco", 0.0, 10.0, LIMIT)
+TASK = Task("line", "icql/Line-v0", min_score=0.0, max_score=10.0, max_episode_steps=LIMIT)
 TINY = OnlineSettings(
     steps=120,
     seed=3,

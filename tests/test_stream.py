@@ -16,8 +16,8 @@ import pendulum
 from icql.algos.base import Spec
 from icql.algos.presets import resolve_preset
 from icql.algos.registry import make_algorithm
-from icql.data.convert import make_store
-from icql.data.store import open_store
+from icql.data.datasets import make_store
+from icql.data.formats.store import open_store
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval import Neighbours, build_neighbours
@@ -132,7 +132,7 @@ def test_windows_and_returns_do_not_depend_on_blocks(
 ) -> None:
     data = open_store(store)
     whole = find_episodes(data, 0.1, 3)
-    monkeypatch.setattr("icql.data.blocks.BLOCK", 7)
+    monkeypatch.setattr("icql.data.arrays.BLOCK", 7)
     small = find_episodes(data, 0.1, 3)
     for name in ("last", "step", "to_go", "episode"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(small, name))

@@ -11,12 +11,9 @@ from typing import Any
 from icql.algos.presets import PresetName, resolve_preset
 from icql.algos.registry import check_offline
 from icql.data import Task, Transitions, get_task
-from icql.data.checks import memory_limit
-from icql.data.room import read_size
-from icql.data.sources import load_steps
-from icql.data.store import is_store, open_store, verify_store
+from icql.data.arrays import memory_limit, read_size
+from icql.data.datasets import examine, is_store
 from icql.data.tasks import find_task
-from icql.data.validation import inspect
 from icql.errors import UserError
 from icql.progress import Display
 from icql.settings.change import override
@@ -96,15 +93,9 @@ def default_out(request: Request) -> Path:
 
 def load_valid(dataset: str, task: str | None, display: Display) -> Transitions:
     """Load a dataset that may be trained on: errors stop here, warnings are said."""
-    if is_store(dataset):  # its log was validated when it was made
-        data = open_store(dataset, task=task)
-        warnings = verify_store(data)
-    else:
-        source = load_steps(dataset, task=task)
-        found = inspect(source.steps, source=source.info.source, task=source.task)
-        found.stop(dataset)
-        data, warnings = source.transitions(), found.warnings
-    for warning in warnings:
+    findings, _ = examine(dataset, task=task)
+    data = findings.usable(dataset)
+    for warning in findings.warnings:
         display.say(f"warning: {warning.message}")
     return data
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from icql.cli.group import dispatch
+from icql.data.datasets import kinds
 
 COMMANDS = {
     "list": ("icql.cli.data_list", "tasks, and which of their datasets are on this machine"),
@@ -16,13 +17,13 @@ COMMANDS = {
     "collect": ("icql.cli.data_collect", "make a dataset with online SAC by D4RL's protocol"),
 }
 
-HELP = """\
+HELP = f"""\
 usage: icql data COMMAND [OPTIONS]      (every command has --help; --json for machines)
 
-{commands}
+{{commands}}
 
-A dataset is a task's name, a file (.hdf5, .npz, .csv, .parquet) or minari:ID. The columns of CSV
-and Parquet logs are named by a TOML file beside them, e.g. logs.csv.toml:
+A dataset is a task's name, a file or folder ({kinds()}).
+The columns of CSV and Parquet logs are named by a TOML file beside them, e.g. logs.csv.toml:
   observation = "obs_*"
   action = ["torque"]
   reward = "reward"

@@ -8,10 +8,10 @@ from typing import Any
 
 import tyro
 
+from icql.cli.data_shared import Options, bars
 from icql.errors import UserError
 from icql.files import read_json
 from icql.online import Level, Progress, collect
-from icql.progress import Display, Work
 
 DESCRIPTION = """Make a dataset with online SAC by D4RL's protocol.
 
@@ -20,8 +20,8 @@ Writes RECIPE-LEVEL.npz and its provenance. A call that was stopped goes on wher
 levels of one recipe and seed share one training run, whose final critic is the Q oracle."""
 
 
-@dataclass(frozen=True)
-class Collect:
+@dataclass(frozen=True, kw_only=True)
+class Collect(Options):
     """The options of `icql data collect`."""
 
     recipe: tyro.conf.Positional[str]
@@ -38,8 +38,6 @@ class Collect:
     """Steps that each sampled policy contributes; by default the recipe's."""
     work: Path | None = None
     """Folder of the training run; by default in --out."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print one JSON object on standard output."""
 
 
 def run(argv: list[str]) -> dict[str, Any] | None:
@@ -49,8 +47,14 @@ def run(argv: list[str]) -> dict[str, Any] | None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError("must be at least 1.", where=f"--{name}")
-    shown = _Shown(Display())
-    try:
+    with bars() as show:
+
+        def progress(now: Progress) -> None:
+            note = f"{now.steps_per_second:,.0f}/s"
+            if now.evaluation is not None:
+                note += f", return {now.evaluation.mean:,.0f}"
+            show(now.label, now.step, now.steps, note)
+
         path = collect(
             options.recipe,
             options.level,
@@ -59,40 +63,11 @@ def run(argv: list[str]) -> dict[str, Any] | None:
             steps=options.steps,
             seed=options.seed,
             transitions=options.transitions,
-            progress=shown.progress,
+            progress=progress,
         )
-    finally:
-        shown.close()
     provenance = read_json(path.with_suffix(".json"))
     if options.json:
         return {"path": str(path), **provenance}
     score = provenance["normalized_score"]["mean"]
     print(f"{path}: {provenance['steps']:,} steps, mean score {score:.1f}")
     return None
-
-
-class _Shown:
-    """One bar per piece of work: training, then each policy that is sampled."""
-
-    def __init__(self, display: Display) -> None:
-        self._display = display
-        self._label = ""
-        self._work: Work | None = None
-
-    def progress(self, now: Progress) -> None:
-        """Show how far the current piece of work has got."""
-        if self._work is None or now.label != self._label:
-            self.close()
-            self._label, self._work = now.label, self._display.work(now.label, now.steps)
-            self._work.__enter__()
-            self._work.start_at(now.step)
-        note = f"{now.steps_per_second:,.0f}/s"
-        if now.evaluation is not None:
-            note += f", return {now.evaluation.mean:,.0f}"
-        self._work.update(now.step, note)
-
-    def close(self) -> None:
-        """End the display of the current piece of work."""
-        if self._work is not None:
-            self._work.__exit__(None, None, None)
-            self._work = None

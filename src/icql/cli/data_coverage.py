@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from icql.cli.data_shared import DatasetOptions
 from icql.data import load_dataset
 from icql.data.pictures import png
 from icql.files import atomic, write_json
@@ -21,26 +22,18 @@ episodes (neighbours from other episodes only). With --out DIR, DIR/coverage.png
 DIR/coverage.json are written."""
 
 
-@dataclass(frozen=True)
-class CoverageOptions:
+@dataclass(frozen=True, kw_only=True)
+class CoverageOptions(DatasetOptions):
     """The options of `icql data coverage`."""
 
-    dataset: tyro.conf.Positional[str]
-    """Name of a dataset, or path of a file or folder."""
     k: tuple[int, ...] = KS
     """Context sizes."""
-    task: str | None = None
-    """Task of the data, where its name does not tell."""
-    columns: Path | None = None
-    """File that says which columns of a CSV or Parquet log are what."""
     queries: int = QUERIES
     """How many states are looked at; their neighbours are sought in all of the data."""
     seed: int = 0
     """Seed of that sample."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Write picture and numbers into this folder."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print one JSON object on standard output."""
 
 
 def run(argv: list[str]) -> dict[str, Any] | None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import tyro
 
+from icql.cli.data_shared import Flag, Options, bars
 from icql.data.download import fetch, url_of
-from icql.data.minari_source import fetch_minari
+from icql.data.formats.minari_source import PREFIX, fetch_minari
 from icql.errors import UserError
-from icql.progress import Display, Work
 
 DESCRIPTION = """Fetch a D4RL dataset into the user's cache, or a Minari dataset into Minari's.
 
@@ -18,60 +18,38 @@ A fetch that broke off goes on where it stopped. ICQL_D4RL_URL names a mirror, I
 folder."""
 
 
-@dataclass(frozen=True)
-class Fetch:
+@dataclass(frozen=True, kw_only=True)
+class Fetch(Options):
     """The options of `icql data fetch`."""
 
     name: tyro.conf.Positional[str]
     """D4RL name, e.g. hopper-medium-v2, or minari:ID."""
     sha256: str | None = None
     """What the file must hash to."""
-    force: tyro.conf.FlagCreatePairsOff[bool] = False
+    force: Flag = False
     """Fetch it even if it is there."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print one JSON object on standard output."""
 
 
 def run(argv: list[str]) -> dict[str, Any] | None:
     """Parse, fetch, print."""
     options = tyro.cli(Fetch, prog="icql data fetch", description=DESCRIPTION, args=argv)
-    if options.name.startswith("minari:"):
+    name = options.name
+    if name.startswith(PREFIX):
         if options.sha256 is not None:
             raise UserError("Minari datasets have no checksum to compare.", where="--sha256")
-        fetch_minari(options.name.removeprefix("minari:"))
-        if options.json:
-            return {"name": options.name, "path": None}
-        print(options.name)
-        return None
-    url, bar = url_of(options.name), _Bar(Display(), options.name)
-    try:
-        path = fetch(
-            options.name, sha256=options.sha256, force=options.force, progress=bar.progress
-        )
-    finally:
-        bar.close()
+        fetch_minari(name.removeprefix(PREFIX))
+        result: dict[str, Any] = {"name": name, "path": None}
+    else:
+        url = url_of(name)
+        with bars() as show:
+            path = fetch(
+                name,
+                sha256=options.sha256,
+                force=options.force,
+                progress=lambda done, of: show(f"kB of {name}", done // 1000, of // 1000, ""),
+            )
+        result = {"name": name, "path": str(path), "url": url, "bytes": path.stat().st_size}
     if options.json:
-        return {"name": options.name, "path": str(path), "url": url, "bytes": path.stat().st_size}
-    print(path)
+        return result
+    print(result["path"] or name)
     return None
-
-
-class _Bar:
-    """Progress whose size is known only when the server has answered."""
-
-    def __init__(self, display: Display, label: str) -> None:
-        self._display, self._label = display, f"kB of {label}"
-        self._work: Work | None = None
-
-    def progress(self, done: int, total: int) -> None:
-        """Show `done` of `total` bytes."""
-        if self._work is None:
-            self._work = self._display.work(self._label, total // 1000)
-            self._work.__enter__()
-            self._work.start_at(done // 1000)
-        self._work.update(done // 1000)
-
-    def close(self) -> None:
-        """End the display."""
-        if self._work is not None:
-            self._work.__exit__(None, None, None)

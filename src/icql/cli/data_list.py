@@ -3,49 +3,31 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tyro
 
-from icql.data.download import FILES, datasets_dir
-from icql.data.sources import D4RL_DIR, EMBEDDED, TABLES, find_d4rl
-from icql.data.store import SUFFIX
+from icql.cli.data_shared import Options
+from icql.data.datasets import D4RL_DIR, EMBEDDED, find_d4rl, suffixes
+from icql.data.download import datasets_dir
 from icql.data.tasks import get_task, list_tasks
 
-KINDS = (".hdf5", ".h5", ".npz", *TABLES, SUFFIX)
-
-
-@dataclass(frozen=True)
-class List:
-    """The options of `icql data list`."""
-
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print one JSON object on standard output."""
+DESCRIPTION = f"""List the tasks, the transitions the paper counts in their datasets, and where
+their files are: in the package, in ${D4RL_DIR}, or among the fetched ones."""
 
 
 def run(argv: list[str]) -> dict[str, Any] | None:
     """Parse and list."""
-    options = tyro.cli(
-        List,
-        prog="icql data list",
-        description="List the tasks, the transitions the paper counts in their datasets, and "
-        f"where their files are: in the package, in ${D4RL_DIR}, or among the fetched ones.",
-        args=argv,
-    )
+    options = tyro.cli(Options, prog="icql data list", description=DESCRIPTION, args=argv)
     tasks = [_task(name) for name in list_tasks()]
     files = _other_files({task["path"] for task in tasks})
     if options.json:
         return {"tasks": tasks, "files": files, "cache": str(datasets_dir())}
     for task in tasks:
         count = f"{task['transitions']:,}" if task["transitions"] else ""
-        if task["embedded"]:
-            place = "in the package"
-        else:
-            place = task["path"] or (
-                f"icql data fetch {task['name']}" if task["can_be_fetched"] else ""
-            )
+        fetch = f"icql data fetch {task['name']}" if task["can_be_fetched"] else ""
+        place = "in the package" if task["embedded"] else task["path"] or fetch
         print(f"{task['name']:<28} {task['environment']:<20} {count:>10}  {place}")
     for file in files:
         print(file)
@@ -62,7 +44,7 @@ def _task(name: str) -> dict[str, Any]:
         "transitions": task.transitions,
         "embedded": embedded,
         "path": None if path is None else str(path),
-        "can_be_fetched": name in FILES,
+        "can_be_fetched": task.d4rl_file is not None,
     }
 
 
@@ -74,5 +56,5 @@ def _other_files(known: set[str | None]) -> list[str]:
         for folder in (*folders, datasets_dir())
         if folder.is_dir()
         for path in sorted(folder.iterdir())
-        if path.suffix.lower() in KINDS and str(path) not in known
+        if path.suffix.lower() in suffixes() and str(path) not in known
     ]

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tyro
 
-from icql.data.sources import load_dataset
+from icql.cli.data_shared import DatasetOptions
+from icql.data.datasets import load_dataset
 from icql.data.tasks import get_task
 from icql.data.transitions import Transitions
 
-
-@dataclass(frozen=True)
-class Show:
-    """The options of `icql data show`."""
-
-    dataset: tyro.conf.Positional[str]
-    """Name, file, or minari:ID."""
-    task: str | None = None
-    """Task of the table; by default what the data says."""
-    columns: Path | None = None
-    """Mapping file of a CSV or Parquet log; by default the one beside it."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print one JSON object on standard output."""
+DESCRIPTION = """Show what a dataset holds: the transitions that training would see, and the returns
+of its whole episodes."""
 
 
 def run(argv: list[str]) -> dict[str, Any] | None:
     """Parse, load, print."""
-    options = tyro.cli(
-        Show,
-        prog="icql data show",
-        description="Show what a dataset holds: the transitions that training would see, and the "
-        "returns of its whole episodes.",
-        args=argv,
-    )
+    options = tyro.cli(DatasetOptions, prog="icql data show", description=DESCRIPTION, args=argv)
     data = load_dataset(options.dataset, task=options.task, columns=options.columns)
     facts = summary(data)
     if options.json:
@@ -74,12 +56,6 @@ def summary(data: Transitions) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    match value:
-        case None:
-            return "unknown"
-        case int():
-            return f"{value:,}"
-        case float():
-            return f"{value:,.2f}"
-        case _:
-            return str(value)
+    if value is None or isinstance(value, str):
+        return value or "unknown"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

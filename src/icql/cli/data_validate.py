@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from icql.data.findings import Findings
-from icql.data.validation import validate_dataset
+from icql.cli.data_shared import DatasetOptions
+from icql.data.datasets import validate_dataset
+from icql.data.validation.findings import Findings
 from icql.errors import UserError
 from icql.progress import Display
 
@@ -20,20 +21,12 @@ Errors stop (exit code 2) and name file, row and column; warnings say what follo
 left. With --report DIR, a page with the findings and pictures is written to DIR/report.html."""
 
 
-@dataclass(frozen=True)
-class Validate:
+@dataclass(frozen=True, kw_only=True)
+class Validate(DatasetOptions):
     """The options of `icql data validate`."""
 
-    dataset: tyro.conf.Positional[str]
-    """Name of a dataset, or path of a file or folder."""
-    task: str | None = None
-    """Task of the data, where its name does not tell."""
-    columns: Path | None = None
-    """File that says which columns of a CSV or Parquet log are what."""
     report: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Write a report page into this folder."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print one JSON object on standard output."""
 
 
 def run(argv: list[str]) -> dict[str, Any] | None:
@@ -42,7 +35,7 @@ def run(argv: list[str]) -> dict[str, Any] | None:
     findings, source = validate_dataset(options.dataset, task=options.task, columns=options.columns)
     result = findings.as_json()
     if options.report is not None:
-        from icql.data.report import write_report  # Matplotlib only where it is asked for
+        from icql.data.validation.page import write_report  # Matplotlib only where it is asked for
 
         with Display().work("report", 1) as work:
             page = write_report(options.report, options.dataset, findings, source)
@@ -62,9 +55,7 @@ def run(argv: list[str]) -> dict[str, Any] | None:
 def _print(findings: Findings, result: dict[str, Any]) -> None:
     for kind, group in (("error", findings.errors), ("warning", findings.warnings)):
         for finding in group:
-            row = "" if finding.row is None else f", row {finding.row}"
-            column = "" if finding.column is None else f", {finding.column}"
-            print(f"{kind} {finding.rule}: {finding.file}{row}{column}: {finding.message}")
+            print(f"{kind} {finding.rule}: {', '.join(finding.place)}: {finding.message}")
     if findings.ok:
         warned = f", {len(findings.warnings)} warning(s)" if findings.warnings else ""
         print(f"ok: {result['transitions']:,} transitions{warned}")

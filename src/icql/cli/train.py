@@ -12,7 +12,7 @@ import tyro
 
 from icql.algos.presets import PresetName
 from icql.api import Request, default_out, execute, make_request, request_of
-from icql.data.room import read_size
+from icql.data.arrays import read_size
 from icql.errors import UserError
 from icql.progress import Display
 from icql.settings.grid import plain_grid, read_grid, say_settings

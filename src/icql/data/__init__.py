@@ -1,6 +1,6 @@
-"""Where transitions come from: sources, episodes → transitions, the task table."""
+"""Where transitions come from: formats, episodes → transitions, validation, the task table."""
 
-from icql.data.sources import load_dataset
+from icql.data.datasets import load_dataset
 from icql.data.tasks import Task, get_task, list_tasks, register_task
 from icql.data.transitions import DataInfo, Steps, Transitions
 

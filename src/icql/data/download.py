@@ -6,7 +6,6 @@ name only when it is whole, and lies beside a record of its address, size and SH
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import os
@@ -17,12 +16,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from icql.data.tasks import get_task, is_task, list_tasks
 from icql.errors import UserError, nearest
-from icql.files import default_cache_dir
+from icql.files import default_cache_dir, file_hash, write_json
 
 BASE = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
 BASE_VARIABLE = "ICQL_D4RL_URL"  # environment variable: a mirror with the same layout
@@ -30,30 +29,6 @@ TIMEOUT = 60.0  # seconds without a byte
 RETRIES = 5  # broken connections in a row that bring nothing
 WAIT = 1.0  # seconds before the first new attempt; doubled with each
 CHUNK = 2**18
-
-_MUJOCO = ("walker2d", "hopper", "halfcheetah")
-_LEVELS = ("medium", "medium-replay", "medium-expert")
-_HANDS = ("pen", "hammer", "door")
-_KITCHEN = {
-    "complete": "mini_kitchen_microwave_kettle_light_slider-v0",
-    "partial": "kitchen_microwave_kettle_light_slider-v0",
-    "mixed": "kitchen_microwave_kettle_bottomburner_light-v0",
-}
-
-# Where D4RL keeps the file of each task, below `BASE`.
-FILES: dict[str, str] = {
-    **{
-        f"{env}-{level}-v2": f"gym_mujoco_v2/{env}_{level.replace('-', '_')}-v2.hdf5"
-        for env in _MUJOCO
-        for level in _LEVELS
-    },
-    **{
-        f"{hand}-{kind}-v1": f"hand_dapg_v1/{hand}-{kind}-v1.hdf5"
-        for hand in _HANDS
-        for kind in ("human", "cloned")
-    },
-    **{f"kitchen-{kind}-v0": f"kitchen/{file}.hdf5" for kind, file in _KITCHEN.items()},
-}
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _CONNECTION = (
@@ -82,11 +57,13 @@ def cached_file(name: str) -> Path:
 
 def url_of(name: str) -> str:
     """The address of a D4RL dataset; `$ICQL_D4RL_URL` may name a mirror."""
-    if name not in FILES:
+    file = get_task(name).d4rl_file if is_task(name) else None
+    if file is None:
+        known = [task for task in list_tasks() if get_task(task).d4rl_file]
         raise UserError(
-            f"D4RL has no dataset {name!r} that could be fetched.", fix=nearest(name, [*FILES])
+            f"D4RL has no dataset {name!r} that could be fetched.", fix=nearest(name, known)
         )
-    return f"{os.environ.get(BASE_VARIABLE, BASE).rstrip('/')}/{FILES[name]}"
+    return f"{os.environ.get(BASE_VARIABLE, BASE).rstrip('/')}/{file}"
 
 
 def fetch(
@@ -117,7 +94,7 @@ def fetch(
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     _download(url, part, progress)
-    digest = _sha256(part)
+    digest = file_hash(part)
     if sha256 is not None and digest != sha256.lower():
         _discard(part)
         raise UserError(
@@ -134,7 +111,7 @@ def fetch(
                 fix=f"A proxy may have answered instead, or {BASE_VARIABLE} is wrong.",
             )
     record = {"url": url, "bytes": part.stat().st_size, "sha256": digest}
-    _write_json(_record(path), record)
+    write_json(_record(path), record)
     os.replace(part, path)
     _discard(part)
     return path
@@ -145,7 +122,7 @@ def _intact(path: Path, sha256: str | None) -> bool:
     recorded = _read_json(_record(path)).get("sha256")
     if sha256 is None and recorded is None:
         return True  # put there by hand
-    digest = _sha256(path)
+    digest = file_hash(path)
     if sha256 is not None and digest == recorded != sha256.lower():
         raise UserError(
             f"it has SHA-256 {digest}, but {sha256.lower()} was expected.",
@@ -175,34 +152,32 @@ def _download(url: str, part: Path, progress: Listener | None) -> None:
             time.sleep(WAIT * 2**failures if failures else 0)
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What the server will send: the file from byte `start` on, of `total` bytes (0: unknown)."""
-
-    start: int
-    total: int
-    version: str | None  # what tells this version of the file from a later one
-
-
 def _continue(url: str, part: Path, progress: Listener | None) -> None:
     """One connection: append what is missing to `part`, or start anew if the server insists."""
-    known = _read_json(_version_file(part))
+    known = _read_json(_record(part))
     offset = _size(part) if known.get("url") == url and known.get("version") else 0
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"{url!r} is not a web address.", where=BASE_VARIABLE)
     headers = {"Accept-Encoding": "identity", "User-Agent": "icql"}
     if offset:
         headers |= {"Range": f"bytes={offset}-", "If-Range": str(known["version"])}
     try:
-        with urllib.request.urlopen(  # http and https only, by the address
-            urllib.request.Request(_web(url), headers=headers), timeout=TIMEOUT
-        ) as response:
-            answer = _understand(response, offset)
-            _check_room(part, answer)
-            if answer.start == 0:
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+            start, total = _understand(response, offset)
+            free = shutil.disk_usage(part.parent).free
+            if total - start > free:
+                raise UserError(
+                    f"{total:,} bytes are needed, but only {free:,} are free.",
+                    where=str(part.parent),
+                    fix="Make room, or set ICQL_CACHE to another folder.",
+                )
+            if start == 0:
                 part.unlink(missing_ok=True)
-                _write_json(_version_file(part), {"url": url, "version": answer.version})
-            _append(response, part, answer, progress)
+                write_json(_record(part), {"url": url, "version": _version(response)})
+            _append(response, part, start, total, progress)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and _range_total(error.headers) == offset:
+        if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{offset}":
             return  # all of it was there already
         if error.code == 416:
             _discard(part)
@@ -218,84 +193,52 @@ def _continue(url: str, part: Path, progress: Listener | None) -> None:
         raise _Broken(str(error) or type(error).__name__) from error
 
 
-def _understand(response: Any, offset: int) -> _Answer:
-    headers = response.headers
-    etag = headers.get("ETag")
-    # Only a strong mark says that bytes of two answers belong together.
-    strong = etag if etag and not etag.startswith("W/") else None
-    version = strong or headers.get("Last-Modified")
-    stated = headers.get("Content-Length", "")
+def _understand(response: Any, offset: int) -> tuple[int, int]:
+    """From which byte on the server sends the file, and its size in all (0: unknown)."""
+    stated = response.headers.get("Content-Length", "")
     length = int(stated) if stated.isdecimal() else 0
     if response.status != 206:
-        return _Answer(0, length, version)
-    start = re.match(r"bytes (\d+)-", headers.get("Content-Range", ""))
+        return 0, length
+    start = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
     if start is None or int(start[1]) != offset:
         raise _Broken("the server sent another part of the file than asked for")
-    return _Answer(offset, offset + length if length else 0, version)
+    return offset, offset + length if length else 0
 
 
-def _append(response: Any, part: Path, answer: _Answer, progress: Listener | None) -> None:
-    done = answer.start
+def _version(response: Any) -> str | None:
+    """What tells this version of the file from a later one."""
+    etag: str | None = response.headers.get("ETag")
+    # Only a strong mark says that bytes of two answers belong together.
+    strong = etag if etag and not etag.startswith("W/") else None
+    return strong or response.headers.get("Last-Modified")
+
+
+def _append(response: Any, part: Path, done: int, total: int, progress: Listener | None) -> None:
     with part.open("ab") as file:
         while chunk := response.read(CHUNK):
             file.write(chunk)
             done += len(chunk)
             if progress is not None:
-                progress(done, answer.total)
-    if answer.total and done < answer.total:
-        raise _Broken(f"it ended after {done:,} of {answer.total:,} bytes")
+                progress(done, total)
+    if total and done < total:
+        raise _Broken(f"it ended after {done:,} of {total:,} bytes")
     if _size(part) != done:  # somebody else wrote to it as well
         _discard(part)
         raise _Broken("two programs fetched it at once")
-
-
-def _check_room(part: Path, answer: _Answer) -> None:
-    free = shutil.disk_usage(part.parent).free
-    if answer.total - answer.start > free:
-        raise UserError(
-            f"{answer.total:,} bytes are needed, but only {free:,} are free.",
-            where=str(part.parent),
-            fix="Make room, or set ICQL_CACHE to another folder.",
-        )
-
-
-def _web(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise UserError(f"{url!r} is not a web address.", where=BASE_VARIABLE)
-    return url
-
-
-def _range_total(headers: Any) -> int | None:
-    total = re.fullmatch(r"bytes \*/(\d+)", headers.get("Content-Range", ""))
-    return int(total[1]) if total else None
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _record(path: Path) -> Path:
+    """What is known of a file, or of a part of one: a JSON document beside it."""
     return path.with_name(f"{path.name}.json")
-
-
-def _version_file(part: Path) -> Path:
-    return part.with_name(f"{part.name}.json")
 
 
 def _discard(part: Path) -> None:
     part.unlink(missing_ok=True)
-    _version_file(part).unlink(missing_ok=True)
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content) + "\n")
-    os.replace(temporary, path)
+    _record(part).unlink(missing_ok=True)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from icql.data.blocks import blocks, groups
+from icql.data.arrays import blocks, groups
 from icql.data.transitions import Transitions
 
 Array = NDArray[np.float64]

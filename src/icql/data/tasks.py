@@ -1,13 +1,18 @@
 """The task table: environment, reference scores and episode limit of every known task.
 
 Reference scores are D4RL's (random and expert return); transition counts are the paper's
-(tab:retrieval_time_all).
+(tab:retrieval_time_all). A task of one's own is added with :func:`register_task`, or by its package
+through an entry point of the group `icql.tasks` that names a :class:`Task` or a list of them; the
+command line then knows it like any other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, overload
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,20 +22,26 @@ from icql.errors import UserError, nearest
 if TYPE_CHECKING:
     from icql.data.transitions import DataInfo
 
-Domain = Literal["mujoco", "adroit", "kitchen"]
+GROUP = "icql.tasks"
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task: where a policy is run and how its return becomes a score."""
+    """One task: where a policy is run and how its return becomes a score.
+
+    Any Gymnasium environment with flat real observations and actions will do; a `domain` other than
+    "gymnasium" says which of D4RL's rules `icql.evaluation.environments` adds to it.
+    """
 
     name: str
-    env_id: str  # Gymnasium id
-    domain: Domain
+    env_id: str  # Gymnasium id, also as module:id
+    _: KW_ONLY
     min_score: float  # scores 0
     max_score: float  # scores 100
     max_episode_steps: int
+    domain: Literal["gymnasium", "adroit", "kitchen"] = "gymnasium"
     transitions: int | None = None  # in the paper, before invalid rows are left out
+    d4rl_file: str | None = None  # where D4RL keeps its data, below the address of all of them
     kitchen_tasks: tuple[str, ...] = ()  # what a kitchen episode has to complete
     unit_actions: bool = True  # actions lie in [-1, 1]
 
@@ -42,7 +53,8 @@ class Task:
         self, returns: float | NDArray[np.floating]
     ) -> float | NDArray[np.float64]:
         """D4RL's score, 100·(R − min)/(max − min), of one return or of an array of them."""
-        score = 100 * (np.asarray(returns, np.float64) - self.min_score) / self._range
+        span = self.max_score - self.min_score
+        score = 100 * (np.asarray(returns, np.float64) - self.min_score) / span
         return float(score) if score.ndim == 0 else score
 
     def score_of(self, rewards: NDArray[np.floating]) -> float:
@@ -59,16 +71,17 @@ class Task:
             return None
         return float(self.normalized_score(np.asarray(info.episode_scores)).mean())
 
-    @property
-    def _range(self) -> float:
-        return self.max_score - self.min_score
-
 
 def get_task(name: str) -> Task:
     """The task called `name`; a `UserError` with the nearest known name otherwise."""
-    if name not in _TASKS:
+    if not is_task(name):
         raise UserError(f"there is no task {name!r}.", fix=nearest(name, list_tasks()))
     return _TASKS[name]
+
+
+def is_task(name: str) -> bool:
+    """Whether there is a task of this name."""
+    return name in _TASKS or name in list_tasks()
 
 
 def register_task(task: Task) -> None:
@@ -79,7 +92,8 @@ def register_task(task: Task) -> None:
 
 
 def list_tasks() -> list[str]:
-    """Names of all known tasks, the paper's first."""
+    """Names of all known tasks, the paper's first, those of installed packages last."""
+    _load_entry_points()
     return list(_TASKS)
 
 
@@ -88,62 +102,104 @@ def find_task(name: str) -> Task | None:
 
     Names of D4RL's own downloads are understood, and so are additions after the task's name.
     """
-    stem = name.replace("\\", "/").rsplit("/", 1)[-1].split(".", 1)[0]
-    stem = _D4RL_FILES.get(stem, stem.replace("_", "-").lower())
+    file = name.replace("\\", "/").rsplit("/", 1)[-1].split(".", 1)[0]
+    stem = file.replace("_", "-").lower()
     # a name without a level, such as `hopper`, is too little to go by unless it is all there is
     fitting = [
-        task for task in _TASKS if stem == task or ("-" in task and stem.startswith(f"{task}-"))
+        task
+        for task in map(get_task, list_tasks())
+        if stem == task.name
+        or ("-" in task.name and stem.startswith(f"{task.name}-"))
+        or (task.d4rl_file is not None and file == PurePosixPath(task.d4rl_file).stem)
     ]
-    return _TASKS[max(fitting, key=len)] if fitting else None
+    return max(fitting, key=lambda task: len(task.name)) if fitting else None
 
 
-# D4RL's downloads of the kitchen data carry names of their own.
-_D4RL_FILES = {
-    "mini_kitchen_microwave_kettle_light_slider-v0": "kitchen-complete-v0",
-    "kitchen_microwave_kettle_light_slider-v0": "kitchen-partial-v0",
-    "kitchen_microwave_kettle_bottomburner_light-v0": "kitchen-mixed-v0",
-}
+@cache
+def _load_entry_points() -> None:
+    found: list[Task] = []
+    for point in entry_points(group=GROUP):
+        try:
+            named = point.load()
+        except Exception as error:
+            raise _unusable(point.value, f"cannot be loaded ({error})") from error
+        tasks = [named] if isinstance(named, Task) else named
+        if not isinstance(tasks, list | tuple) or not all(isinstance(t, Task) for t in tasks):
+            raise _unusable(point.value, "names neither a Task nor a list of them")
+        found += tasks
+    for task in found:
+        if _TASKS.get(task.name) != task:  # the package may have registered it itself
+            register_task(task)
+
+
+def _unusable(place: str, what: str) -> UserError:
+    fix = "Mend or uninstall the package that has it."
+    return UserError(f"the entry point {place!r} {what}.", where=GROUP, fix=fix)
+
+
+def _task(name: str, env_id: str, low: float, high: float, limit: int, **more: Any) -> Task:
+    return Task(name, env_id, min_score=low, max_score=high, max_episode_steps=limit, **more)
+
 
 _SLIDE = ("microwave", "kettle", "light switch", "slide cabinet")
 _BURNER = ("microwave", "kettle", "bottom burner", "light switch")
-_HOPPER = Task("hopper", "Hopper-v4", "mujoco", -20.272305, 3234.3, 1000)
-_KITCHEN = Task("kitchen", "FrankaKitchen-v1", "kitchen", 0.0, 4.0, 280, kitchen_tasks=_SLIDE)
+_WALKER = _task("walker2d", "Walker2d-v4", 1.629008, 4592.3, 1000)
+_HOPPER = _task("hopper", "Hopper-v4", -20.272305, 3234.3, 1000)
+_CHEETAH = _task("halfcheetah", "HalfCheetah-v4", -280.178953, 12135.0, 1000)
+_PEN = _task("pen", "AdroitHandPen-v1", 96.262799, 3076.8331017826877, 100, domain="adroit")
+_HAMMER = _task(
+    "hammer", "AdroitHandHammer-v1", -274.856578, 12794.134825156867, 200, domain="adroit"
+)
+_DOOR = _task("door", "AdroitHandDoor-v1", -56.512833, 2880.5693087298737, 200, domain="adroit")
+_KITCHEN = _task(
+    "kitchen", "FrankaKitchen-v1", 0.0, 4.0, 280, domain="kitchen", kitchen_tasks=_SLIDE
+)
 
-# What the variants of a task share, and how many transitions the paper counts in each.
-_PAPER: tuple[tuple[Task, dict[str, int]], ...] = (
+# What variants share, D4RL's file of a variant, and how many transitions the paper counts in each.
+_PAPER: tuple[tuple[Task, str, dict[str, int]], ...] = (
     (
-        Task("walker2d", "Walker2d-v4", "mujoco", 1.629008, 4592.3, 1000),
+        _WALKER,
+        "gym_mujoco_v2/walker2d_{}.hdf5",
         {"medium-expert-v2": 1_998_318, "medium-v2": 999_322, "medium-replay-v2": 301_698},
     ),
     (
         _HOPPER,
+        "gym_mujoco_v2/hopper_{}.hdf5",
         {"medium-expert-v2": 1_998_966, "medium-v2": 999_998, "medium-replay-v2": 401_598},
     ),
     (
-        Task("halfcheetah", "HalfCheetah-v4", "mujoco", -280.178953, 12135.0, 1000),
+        _CHEETAH,
+        "gym_mujoco_v2/halfcheetah_{}.hdf5",
         {"medium-expert-v2": 1_998_000, "medium-v2": 999_000, "medium-replay-v2": 201_798},
     ),
+    (_PEN, "hand_dapg_v1/pen-{}.hdf5", {"human-v1": 4_975, "cloned-v1": 496_264}),
+    (_HAMMER, "hand_dapg_v1/hammer-{}.hdf5", {"human-v1": 11_285, "cloned-v1": 996_394}),
+    (_DOOR, "hand_dapg_v1/door-{}.hdf5", {"human-v1": 6_704, "cloned-v1": 995_642}),
     (
-        Task("pen", "AdroitHandPen-v1", "adroit", 96.262799, 3076.8331017826877, 100),
-        {"human-v1": 4_975, "cloned-v1": 496_264},
+        _KITCHEN,
+        "kitchen/mini_kitchen_microwave_kettle_light_slider-v0.hdf5",
+        {"complete-v0": 3_679},
     ),
+    (_KITCHEN, "kitchen/kitchen_microwave_kettle_light_slider-v0.hdf5", {"partial-v0": 136_937}),
     (
-        Task("hammer", "AdroitHandHammer-v1", "adroit", -274.856578, 12794.134825156867, 200),
-        {"human-v1": 11_285, "cloned-v1": 996_394},
+        replace(_KITCHEN, kitchen_tasks=_BURNER),
+        "kitchen/kitchen_microwave_kettle_bottomburner_light-v0.hdf5",
+        {"mixed-v0": 136_937},
     ),
-    (
-        Task("door", "AdroitHandDoor-v1", "adroit", -56.512833, 2880.5693087298737, 200),
-        {"human-v1": 6_704, "cloned-v1": 995_642},
-    ),
-    (_KITCHEN, {"complete-v0": 3_679, "partial-v0": 136_937}),
-    (replace(_KITCHEN, kitchen_tasks=_BURNER), {"mixed-v0": 136_937}),
 )
 
-_TASKS: dict[str, Task] = {
-    f"{base.name}-{variant}": replace(base, name=f"{base.name}-{variant}", transitions=count)
-    for base, variants in _PAPER
-    for variant, count in variants.items()
-}
-for _task, _ in _PAPER[:3]:  # data of no published level: what `icql data collect` makes
-    register_task(_task)
+_TASKS: dict[str, Task] = {}
+for _base, _file, _variants in _PAPER:
+    for _variant, _count in _variants.items():
+        _level, _version = _variant.rsplit("-", 1)
+        register_task(
+            replace(
+                _base,
+                name=f"{_base.name}-{_variant}",
+                transitions=_count,
+                d4rl_file=_file.format(f"{_level.replace('-', '_')}-{_version}"),
+            )
+        )
+for _base in (_WALKER, _HOPPER, _CHEETAH):  # data of no published level, as `data collect` makes it
+    register_task(_base)
 register_task(replace(_HOPPER, name="hopper-mini"))  # ours, shipped with the package

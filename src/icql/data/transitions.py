@@ -11,6 +11,7 @@ The rule (D4RL's, and the one TD needs):
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,17 +19,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from icql.data import checks
-from icql.data.blocks import blocks
-from icql.data.room import IN_MEMORY, Room
+from icql.data.arrays import (
+    IN_MEMORY,
+    Bools,
+    Floats,
+    Ints,
+    Room,
+    Rows,
+    blocks,
+    flags,
+    matrix,
+    not_finite,
+    vector,
+)
 from icql.errors import UserError
 
 if TYPE_CHECKING:
     from icql.data.tasks import Task
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
-Bools = NDArray[np.bool_]
 
 ACTION_CLIP = 1 - 1e-5  # keeps the log-density of a tanh policy finite
 
@@ -55,28 +62,21 @@ class Steps:
     def __len__(self) -> int:
         return len(self.rewards)
 
-    def checked(self, source: str) -> Steps:
-        """These steps with every array in its final type and shape.
+    @property
+    def ends(self) -> Bools:
+        """Rows (T,) after which an episode ends."""
+        return self.terminals | self.timeouts
 
-        Raises:
-            UserError: naming `source`, array, row and column, if an array is empty, has the wrong
-                kind, shape or length.
-        """
-        following = self.next_observations
-        steps = Steps(
-            observations=checks.matrix("observations", self.observations, source),
-            actions=checks.matrix("actions", self.actions, source),
-            rewards=checks.vector("rewards", self.rewards, source),
-            terminals=checks.flags("terminals", self.terminals, source),
-            timeouts=checks.flags("timeouts", self.timeouts, source),
-            next_observations=(
-                None if following is None else checks.matrix("next_observations", following, source)
-            ),
-            valid=None if self.valid is None else checks.flags("valid", self.valid, source),
-            drop_last=self.drop_last,
-        )
-        arrays = {f.name: getattr(steps, f.name) for f in fields(steps) if f.name != "drop_last"}
-        arrays = {name: array for name, array in arrays.items() if array is not None}
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays that are there, by name."""
+        named = {name: getattr(self, name) for name in _CHECKS}
+        return {name: array for name, array in named.items() if array is not None}
+
+    def checked(self, source: str) -> Steps:
+        """These steps with every array in its final type and shape, or a `UserError`."""
+        arrays: dict[str, Any] = {
+            name: _CHECKS[name](name, array, source) for name, array in self.arrays().items()
+        }
         if len({len(array) for array in arrays.values()}) > 1:
             lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
             raise UserError(
@@ -84,7 +84,7 @@ class Steps:
                 where=source,
                 fix="Give one row per step in each of them.",
             )
-        if not len(steps):
+        if not len(arrays["rewards"]):
             raise UserError("there are no steps in it (zero rows).", where=source)
         widths = {arrays[n].shape[1] for n in ("observations", "next_observations") if n in arrays}
         if len(widths) > 1:
@@ -92,21 +92,72 @@ class Steps:
                 "`observations` and `next_observations` have different numbers of columns.",
                 where=source,
             )
-        return steps
+        return replace(self, **arrays)
 
     def finite(self, source: str) -> Steps:
         """These steps, if every number in a row that is not marked invalid is finite.
 
         Apart from `checked`, so that `validate` can describe broken data that was read.
-
-        Raises:
-            UserError: naming `source`, array, row and column otherwise.
         """
-        for name in ("observations", "actions", "rewards", "next_observations"):
-            array = getattr(self, name)
-            if array is not None:
-                checks.check_finite(name, array, self.valid, source)
+        for name, array in self.arrays().items():
+            row, at, count = not_finite(array, self.valid)
+            if row is not None:
+                column = "" if array.ndim == 1 else f", column {at}"
+                more = f" ({count} such rows)" if count > 1 else ""
+                raise UserError(
+                    f"`{name}` is not a finite number at row {row}{column}{more}.",
+                    where=source,
+                    fix="Repair these rows, or mark them with 0 in an array `valid` to have them "
+                    "left out.",
+                )
         return self
+
+    def kept(self, source: str) -> Bools:
+        """Rows (T,) that become transitions, by the rule above; a `UserError` if there are none."""
+        if not self.ends.any():
+            raise UserError(
+                f"no episode ends in its {len(self):,} rows: "
+                "neither `terminals` nor `timeouts` is ever set.",
+                where=source,
+                fix="Set `terminals` to 1 where the task ended and `timeouts` to 1 on the last "
+                "step of every episode that was cut off.",
+            )
+        keep = self.complete()
+        if self.valid is not None:
+            keep &= self.valid & (self.terminals | np.append(self.valid[1:], False))
+        if not keep.any():
+            raise UserError(f"its {len(self):,} rows hold no whole transition.", where=source)
+        return keep
+
+    def complete(self) -> Bools:
+        """Rows (T,) with all they need: terminal, or followed by a row of their episode."""
+        complete: Bools = self.terminals | ~self.timeouts
+        recorded = self.next_observations is not None and not self.drop_last
+        complete[-1] = self.terminals[-1] and recorded
+        return complete
+
+    def without_last_rule(self) -> Steps:
+        """The same transitions without the rule about the log's very last row.
+
+        A terminal last row that is no transition (D4RL's rule, or no recorded successor) is marked
+        as cut, for formats that would otherwise make it one.
+        """
+        terminals, timeouts = self.terminals, self.timeouts
+        if terminals[-1] and not self.complete()[-1]:
+            terminals, timeouts = terminals.copy(), timeouts.copy()
+            terminals[-1], timeouts[-1] = False, True
+        return replace(self, terminals=terminals, timeouts=timeouts, drop_last=False)
+
+
+_CHECKS: dict[str, Callable[[str, Any, str], NDArray[Any]]] = {
+    "observations": matrix,
+    "actions": matrix,
+    "rewards": vector,
+    "terminals": flags,
+    "timeouts": flags,
+    "next_observations": matrix,
+    "valid": flags,
+}
 
 
 @dataclass(frozen=True)
@@ -128,7 +179,7 @@ class Transitions:
     """N transitions (s, a, r, s', a') with terminal mask, episode id and step in the episode.
 
     The arrays are read-only, so `content_hash` can never be out of date. They may be mapped files
-    (`icql.data.store`), larger than memory: work on them block by block.
+    (`icql.data.formats.store`), larger than memory: work on them block by block.
     """
 
     states: Floats  # (N, obs)
@@ -177,20 +228,8 @@ class Transitions:
         info = info or DataInfo("unnamed")
         source = info.source or info.name
         steps = steps.checked(source).finite(source)
-        ends = steps.terminals | steps.timeouts
-        if not ends.any():
-            raise UserError(
-                f"no episode ends in its {len(steps):,} rows: "
-                "neither `terminals` nor `timeouts` is ever set.",
-                where=source,
-                fix="Set `terminals` to 1 where the task ended and `timeouts` to 1 on the last "
-                "step of every episode that was cut off.",
-            )
-        complete = _complete(steps, ends)
-        keep = complete & _usable(steps)
+        keep, ends = steps.kept(source), steps.ends
         count = int(keep.sum())
-        if not count:
-            raise UserError(f"its {len(steps):,} rows hold no whole transition.", where=source)
         starts = np.flatnonzero(np.append(True, ends[:-1]))
         o, a = steps.observations.shape[1], steps.actions.shape[1]
         shapes = {"states": (o,), "actions": (a,), "next_states": (o,), "next_actions": (a,)}
@@ -210,26 +249,25 @@ class Transitions:
             episode = episodes + (ended - ends[block])[keep[block]]  # ends before the row
             episodes += int(ended[-1])
             part = _transitions(steps, rows, action_clip)
+            part |= {"episode": np.asarray(episode), "step": rows - starts[episode]}
             for name, values in part.items():
                 arrays[name][filled : filled + len(rows)] = values
-            arrays["episode"][filled : filled + len(rows)] = episode
-            arrays["step"][filled : filled + len(rows)] = rows - starts[episode]
             filled += len(rows)
             wide += int((np.abs(steps.actions[rows]) > 1).any(axis=1).sum())
-        return cls(
-            **arrays,
-            info=_describe(
-                info,
-                steps,
-                starts,
-                np.flatnonzero(ends),
-                task,
-                warnings=(
-                    *_invalid_rows(steps, source, before=int(complete.sum()), left=count),
-                    *_wide_actions(wide, count, source, action_clip),
-                ),
-            ),
-        )
+        warnings = list(info.warnings)
+        if steps.valid is not None and not steps.valid.all():
+            warnings.append(
+                f"{source}: {(~steps.valid).sum():,} of {len(steps):,} rows are marked invalid and "
+                f"left out; {count:,} of {steps.complete().sum():,} transitions remain."
+            )
+        if wide:
+            clipped = f"they were clipped to ±{action_clip:g}." if action_clip is not None else ""
+            unit = "policies act in [-1, 1], so scale the actions to that range."
+            warnings.append(
+                f"{source}: {wide:,} of {count:,} actions lie beyond ±1: {clipped or unit}"
+            )
+        info = _describe(info, steps, starts, np.flatnonzero(ends), task)
+        return cls(**arrays, info=replace(info, warnings=tuple(warnings)))
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -272,9 +310,29 @@ class Transitions:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "info"}
 
 
-def _transitions(
-    steps: Steps, rows: NDArray[np.int64], clip: float | None
-) -> dict[str, NDArray[Any]]:
+@dataclass(frozen=True)
+class Source:
+    """Steps as they were logged, with their name and task: what readers give and writers take."""
+
+    steps: Steps
+    info: DataInfo
+    task: Task | None = None
+
+    def transitions(self, room: Room = IN_MEMORY) -> Transitions:
+        """The transitions (s, a, r, s', a') of these steps, put into `room`."""
+        actions = self.steps.actions
+        if self.task is not None:
+            unit = self.task.unit_actions
+        else:
+            # Bounds of an unknown task are unknown: only actions that lie in ±1 anyway are clipped.
+            unit = not any((abs(actions[rows]) > 1).any() for rows in blocks(*actions.shape))
+        clip = ACTION_CLIP if unit else None
+        return Transitions.from_steps(
+            self.steps, self.info, task=self.task, action_clip=clip, room=room
+        )
+
+
+def _transitions(steps: Steps, rows: Rows, clip: float | None) -> dict[str, NDArray[Any]]:
     """(s, a, r, s', a') and mask of these rows of the log."""
     terminal = steps.terminals[rows]
     successors = np.where(terminal, rows, rows + 1)
@@ -293,31 +351,8 @@ def _transitions(
     }
 
 
-def _complete(steps: Steps, ends: Bools) -> Bools:
-    """Rows with everything a transition needs: terminal, or followed by a row of their episode."""
-    complete: Bools = steps.terminals | ~ends
-    complete[-1] = (
-        steps.terminals[-1] and steps.next_observations is not None and not steps.drop_last
-    )
-    return complete
-
-
-def _usable(steps: Steps) -> Bools:
-    """Rows that are valid and, unless terminal, have a valid successor."""
-    if steps.valid is None:
-        return np.ones(len(steps), np.bool_)
-    usable: Bools = steps.valid & (steps.terminals | np.append(steps.valid[1:], False))
-    return usable
-
-
 def _describe(
-    info: DataInfo,
-    steps: Steps,
-    starts: NDArray[np.int64],
-    last_rows: NDArray[np.int64],
-    task: Task | None,
-    *,
-    warnings: tuple[str, ...],
+    info: DataInfo, steps: Steps, starts: Rows, last_rows: Rows, task: Task | None
 ) -> DataInfo:
     """`info` with counts and, for every episode that ended and is all valid, its statistics."""
     returns, lengths, scores = [], [], []
@@ -334,29 +369,7 @@ def _describe(
         info,
         task=info.task if task is None else task.name,
         dropped=0 if steps.valid is None else int((~steps.valid).sum()),
-        warnings=(*info.warnings, *warnings),
         episode_returns=tuple(returns),
         episode_lengths=tuple(lengths),
         episode_scores=tuple(scores),
     )
-
-
-def _invalid_rows(steps: Steps, source: str, *, before: int, left: int) -> tuple[str, ...]:
-    if steps.valid is None or steps.valid.all():
-        return ()
-    invalid = int((~steps.valid).sum())
-    return (
-        f"{source}: {invalid:,} of {len(steps):,} rows are marked invalid and left out; "
-        f"{left:,} of {before:,} transitions remain.",
-    )
-
-
-def _wide_actions(wide: int, count: int, source: str, clip: float | None) -> tuple[str, ...]:
-    if not wide:
-        return ()
-    consequence = (
-        f"they were clipped to ±{clip:g}."
-        if clip is not None
-        else "policies act in [-1, 1], so scale the actions to that range."
-    )
-    return (f"{source}: {wide:,} of {count:,} actions lie beyond ±1: {consequence}",)

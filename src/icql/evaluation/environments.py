@@ -1,8 +1,9 @@
 """Environments whose observation, action, reward and end of episode agree with D4RL.
 
-Gymnasium and Gymnasium-Robotics provide the simulators; this module adds what D4RL does otherwise:
+Gymnasium and Gymnasium-Robotics provide the simulators. A task of the domain "gymnasium" is taken
+as it is, D4RL's MuJoCo tasks in their v4 among them (the rewards of v5 differ); for the other
+domains this module adds what D4RL does otherwise:
 
-* MuJoCo: the v4 environments as they are (the rewards of v5 differ);
 * Kitchen: the state is robot qpos (9), object qpos (21) and the constant goal (30);
 * Adroit: door and hammer pay −0.1·‖palm − object‖, and the pen's episode ends when it drops.
 """

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
-from icql.data.npz import write_npz
+from icql.data.formats.npz import write_npz
 from icql.errors import UserError
 from icql.files import write_json
 from icql.online.progress import Progress

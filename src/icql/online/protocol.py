@@ -21,7 +21,7 @@ import numpy as np
 
 from icql.algos.base import Spec
 from icql.algos.sac import SAC
-from icql.data.npz import write_npz
+from icql.data.formats.npz import write_npz
 from icql.data.tasks import Task
 from icql.data.transitions import Steps
 from icql.errors import UserError, nearest

@@ -15,9 +15,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpy.typing import NDArray
 
 from icql.algos.base import Batch, Transition, Window
-from icql.data.blocks import blocks, moments
-from icql.data.room import IN_MEMORY, Room
-from icql.data.transitions import Floats, Transitions
+from icql.data.arrays import IN_MEMORY, Floats, Room, blocks, moments
+from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval import Neighbours
 from icql.settings.data import DataSettings

@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 
 from icql.algos.base import Algorithm
-from icql.data.room import say_size
+from icql.data.arrays import say_size
 from icql.errors import UserError
 from icql.training.device import DeviceData
 from icql.training.loop import Loop

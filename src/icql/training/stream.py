@@ -19,8 +19,7 @@ from jaxtyping import Array, PRNGKeyArray
 from numpy.typing import NDArray
 
 from icql.algos.base import Algorithm, Batch
-from icql.data import checks
-from icql.data.room import say_size, scratch
+from icql.data.arrays import memory_limit, say_size, scratch
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.files import default_cache_dir
@@ -75,7 +74,7 @@ def feed(
     Raises:
         UserError: if what a single update needs is beyond `memory`.
     """
-    limit = min(checks.memory_limit() if memory is None else memory, device_memory())
+    limit = min(memory_limit() if memory is None else memory, device_memory())
     length = algorithm.needs.length
     tables = 0 if neighbours is None else 2 * neighbours.state.shape[1]
     needed = 4 * len(data) * (row_width(data) + tables + (0 if length is None else 4))

@@ -11,24 +11,21 @@ import h5py
 import numpy as np
 import pytest
 
+from data.log_cases import source
 from icql.cli.main import main
 from icql.data import load_dataset
-from icql.data.blocks import blocks, groups, moments, pick, tally
-from icql.data.convert import make_store, write_dataset
-from icql.data.npz import write_npz
-from icql.data.room import read_size
-from icql.data.sources import load_steps
-from icql.data.store import ARRAYS, open_store
+from icql.data.datasets import load_steps, make_store, validate_dataset, write_dataset
+from icql.data.formats.npz import write_npz
+from icql.data.formats.store import ARRAYS, open_store
 from icql.data.transitions import Steps
-from icql.data.validation import inspect, validate_dataset
+from icql.data.validation.rules import validate
 from icql.errors import UserError
 
 
 def shrink_blocks(monkeypatch: pytest.MonkeyPatch, block: int = 40) -> None:
     """Blocks of a few rows, so that every episode spans several."""
-    monkeypatch.setattr("icql.data.blocks.BLOCK", block)
-    monkeypatch.setattr("icql.data.tables.BLOCK", block)
-    monkeypatch.setattr("icql.data.tables.BLOCK_BYTES", 300)
+    monkeypatch.setattr("icql.data.arrays.BLOCK", block)
+    monkeypatch.setattr("icql.data.formats.csv_log.BLOCK_BYTES", 300)
 
 
 def steps(rows: int = 400, *, seed: int = 0, recorded: bool = False) -> Steps:
@@ -79,8 +76,7 @@ def same_as_in_memory(
 ) -> None:
     """A store of `log`, made in blocks, holds what loading it into memory at once gives."""
     expected = load_dataset(log)
-    source = load_steps(log)
-    found = inspect(source.steps, source=source.info.source, task=source.task)
+    found = validate(load_steps(log))
     shrink_blocks(monkeypatch, block)
     store = make_store(log, folder / "log.icql", force=True)
     assert store.content_hash() == expected.content_hash()
@@ -150,7 +146,7 @@ def test_rules_do_not_depend_on_blocks(tmp_path: Path, monkeypatch: pytest.Monke
     assert log.valid is not None
     log.valid[46:69], log.valid[92:115], log.valid[199:203] = True, True, True
     log.observations[:, 2], log.actions[300, 1] = 1.0, 2.0
-    whole = inspect(log, source="log")
+    whole = validate(source(log))
     rules = {finding.rule for finding in whole.warnings}
     assert rules >= {
         "duplicate_episodes",
@@ -159,11 +155,12 @@ def test_rules_do_not_depend_on_blocks(tmp_path: Path, monkeypatch: pytest.Monke
         "actions_out_of_bounds",
         "invalid_rows",
     }
-    monkeypatch.setattr("icql.data.blocks.BLOCK", 10)
-    assert inspect(log, source="log") == whole
+    monkeypatch.setattr("icql.data.arrays.BLOCK", 10)
+    again = validate(source(log))
+    assert (again.errors, again.warnings) == (whole.errors, whole.warnings)
     log.observations[311, 1], log.observations[305, 0] = np.nan, np.inf
     log.valid[300:320] = True
-    (error,) = inspect(log, source="log").errors
+    (error,) = validate(source(log)).errors
     assert (error.row, error.column) == (305, "observations[0]")
     assert "in 2 rows in all" in error.message
 
@@ -257,6 +254,14 @@ def test_a_damaged_store_is_one_clear_message(kind: str, tmp_path: Path) -> None
         load_dataset(tmp_path / "log.icql")
 
 
+def test_a_store_has_a_file_for_each_array(tmp_path: Path) -> None:
+    write_hdf5(tmp_path / "log.hdf5", steps())
+    data = make_store(tmp_path / "log.hdf5", tmp_path / "log.icql")
+    for name in ARRAYS:
+        stored = np.load(tmp_path / "log.icql" / f"{name}.npy", allow_pickle=False)
+        np.testing.assert_array_equal(stored, getattr(data, name))
+
+
 def test_commands_work_on_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,6 +275,7 @@ def test_commands_work_on_a_store(
     made = ask("convert", "log.hdf5", "log.icql", "--memory", "500MB")
     plain, store = ask("show", "log.hdf5"), ask("show", "log.icql")
     assert made["identical"]
+    assert sum("invalid" in warning for warning in made["warnings"]) == 1  # once, in one wording
     assert made["transitions"] == plain["transitions"]
     assert {k: v for k, v in store.items() if k != "source"} == {
         k: v for k, v in plain.items() if k != "source"
@@ -284,44 +290,3 @@ def test_commands_work_on_a_store(
     with pytest.raises(SystemExit, match="2"):
         main(["data", "validate", "log.icql", "--json"])
     assert "a file was changed" in capsys.readouterr().out
-
-
-def test_sizes() -> None:
-    assert read_size("500MB") == 500_000_000
-    assert read_size("2GiB") == 2**31
-    assert read_size(" 1e9 ") == 10**9
-    assert read_size("1.5 kb") == 1500
-    assert read_size(7) == 7
-    for wrong in ("", "MB", "5 apples", "-3MB", "0", "1e99", "nan", "1.2.3GB"):
-        with pytest.raises(UserError, match="is not a size of memory"):
-            read_size(wrong)
-
-
-def test_blocks_cover_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("icql.data.blocks.BLOCK", 10)
-    rng = np.random.default_rng(0)
-    values = rng.normal(size=(57, 3)).astype(np.float32)
-    for width, multiple in ((1, 1), (3, 1), (3, 4), (99, 1), (1, 1000)):
-        covered = np.concatenate([np.arange(57)[b] for b in blocks(57, width, multiple=multiple)])
-        np.testing.assert_array_equal(covered, np.arange(57))
-    starts = np.array([0, 3, 4, 30, 31, 50])
-    assert [i for group in groups(starts) for i in range(6)[group]] == list(range(6))
-    keep = rng.random(57) < 0.4
-    first, count = tally(57, lambda rows: keep[rows])
-    assert (first, count) == (int(keep.argmax()), int(keep.sum()))
-    assert tally(57, lambda rows: keep[rows] & False) == (None, 0)
-    rows = np.flatnonzero(keep)
-    for most in (1, 5, 100):
-        wanted = rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(int)]
-        np.testing.assert_array_equal(pick(57, lambda part: keep[part], most), wanted)
-    mean, std = moments(values, keep)
-    np.testing.assert_allclose(mean, values[keep].mean(0, dtype=np.float64))
-    np.testing.assert_allclose(std, values[keep].std(0, dtype=np.float64))
-
-
-def test_a_store_has_a_file_for_each_array(tmp_path: Path) -> None:
-    write_hdf5(tmp_path / "log.hdf5", steps())
-    data = make_store(tmp_path / "log.hdf5", tmp_path / "log.icql")
-    for name in ARRAYS:
-        stored = np.load(tmp_path / "log.icql" / f"{name}.npy", allow_pickle=False)
-        np.testing.assert_array_equal(stored, getattr(data, name))

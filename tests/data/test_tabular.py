@@ -1,30 +1,23 @@
-"""Logs as tables and conversion: rows in any order, every fault named, the same data back."""
+"""Logs as tables: rows in any order, columns of any name, every fault named."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import pathlib
 import sys
-from dataclasses import replace
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from icql.data import Steps, Transitions, load_dataset
-from icql.data.columns import Columns, choose, read_columns
-from icql.data.convert import without_last_rule, write_dataset
-from icql.data.d4rl import read_d4rl, write_d4rl
-from icql.data.minari_source import fetch_minari, write_minari
-from icql.data.npz import write_npz
-from icql.data.sources import Source, load_steps
-from icql.data.tables import read_table, write_parquet
-from icql.data.transitions import DataInfo
+from data.log_cases import random_log, source
+from icql.data import load_dataset
+from icql.data.datasets import load_steps
+from icql.data.formats.mapping import Columns, choose, read_columns
+from icql.data.formats.parquet_log import write_parquet
 from icql.errors import UserError
 
 pa = pytest.importorskip("pyarrow")
@@ -59,28 +52,6 @@ def write_log(folder: pathlib.Path, rows: list[str] = ROWS, mapping: str = MAPPI
     return path
 
 
-def random_log(rows: int, seed: int = 0, *, recorded: bool = False) -> Steps:
-    """Episodes of random lengths that end in each possible way."""
-    rng = np.random.default_rng(seed)
-    terminals, timeouts = rng.random((2, rows)) < 0.1
-    timeouts[-1] = True
-    steps = Steps(
-        rng.normal(size=(rows, 3)).astype(np.float32),
-        rng.uniform(-1, 1, (rows, 2)).astype(np.float32),
-        rng.normal(size=rows).astype(np.float32),
-        terminals,
-        timeouts,
-    )
-    if not recorded:
-        return steps
-    following = np.roll(steps.observations, -1, axis=0)
-    following[terminals | timeouts] += 1
-    return replace(steps, next_observations=following)
-
-
-# --- Tables ---------------------------------------------------------------------------------
-
-
 def test_csv_log_by_hand(tmp_path: pathlib.Path) -> None:
     data = load_dataset(write_log(tmp_path))
     assert_array_equal(data.states, [[0.5, -1], [1.5, -2], [10, 0], [11, 0], [20, 0]])
@@ -97,7 +68,7 @@ def test_csv_log_by_hand(tmp_path: pathlib.Path) -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """CSV is parsed in blocks of a few rows, so that rows of one file fall into several."""
-    monkeypatch.setattr("icql.data.tables.BLOCK_BYTES", 120)
+    monkeypatch.setattr("icql.data.formats.csv_log.BLOCK_BYTES", 120)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -152,7 +123,7 @@ def test_kinds_of_episodes_and_times(tmp_path: pathlib.Path, episodes: Any, time
         "step": times,
     }
     pq.write_table(pa.table(table), tmp_path / "log.parquet")
-    steps = read_table(tmp_path / "log.parquet").steps
+    steps = load_steps(tmp_path / "log.parquet").steps
     text_order = isinstance(episodes, list) and episodes[0] == "2"  # "10" comes before "2"
     expected = [1, 2, 0, 3] if text_order else [0, 3, 1, 2]
     assert_array_equal(steps.observations[:, 0], expected)
@@ -161,7 +132,7 @@ def test_kinds_of_episodes_and_times(tmp_path: pathlib.Path, episodes: Any, time
 
 def test_without_episodes_marks_cut_the_log(tmp_path: pathlib.Path) -> None:
     mapping = MAPPING.replace('episode = "run"\n', "").replace('time = "t"\n', "")
-    steps = read_table(write_log(tmp_path, mapping=mapping)).steps
+    steps = load_steps(write_log(tmp_path, mapping=mapping)).steps
     assert_array_equal(np.flatnonzero(steps.terminals), [4])
     assert_array_equal(np.flatnonzero(steps.timeouts), [6])
 
@@ -181,15 +152,15 @@ NONE: dict[str, Any] = dict.fromkeys(
 def test_action_bounds_map_to_unit_actions(tmp_path: pathlib.Path) -> None:
     wide = [row.replace("0.9,6", "4,6").replace("0.8,7", "2,7") for row in ROWS]
     path = write_log(tmp_path, wide, MAPPING + "action_bounds = [-4, 4]\n")
-    log = read_table(path)
+    log = load_steps(path)
     assert_allclose(log.steps.actions[:, 0], np.float32([0.1, 0.2, 0.3, -0.1, -0.2, 4, 2]) / 4)
-    assert "mapped linearly from [-4] … [4] to [-1, 1]" in log.warnings[0]
-    assert load_dataset(path).info.warnings == log.warnings
+    assert "mapped linearly from [-4] … [4] to [-1, 1]" in log.info.warnings[0]
+    assert load_dataset(path).info.warnings == log.info.warnings
     write_log(tmp_path, wide, MAPPING + "action_bounds = [[-2.0], [6.0]]\n")
-    assert_allclose(read_table(path).steps.actions[5:, 0], [0.5, 0.0])
+    assert_allclose(load_steps(path).steps.actions[5:, 0], [0.5, 0.0])
     write_log(tmp_path, wide, MAPPING + "action_bounds = [-1, 1]\n")
     with pytest.raises(UserError, match=r"log.csv: column 'a' is 4 at row 5, outside its bounds"):
-        read_table(path)
+        load_steps(path)
     write_log(tmp_path, wide, MAPPING)  # without bounds, actions keep their units
     assert load_dataset(path).actions.max() == 4
 
@@ -347,8 +318,8 @@ def test_faults_of_parquet_are_named(
 def test_large_tables_are_refused_before_they_are_read(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_parquet(tmp_path / "log.parquet", random_log(2000))
-    monkeypatch.setattr("icql.data.checks.memory_limit", lambda: 10_000)
+    write_parquet(tmp_path / "log.parquet", source(random_log(2000)))
+    monkeypatch.setattr("icql.data.arrays.memory_limit", lambda: 10_000)
     for path in (tmp_path / "log.parquet", write_log(tmp_path, ROWS * 100)):
         with pytest.raises(UserError, match=r"its arrays need .* over the limit"):
             load_dataset(path)
@@ -360,211 +331,6 @@ def test_missing_pyarrow_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
     with pytest.raises(UserError, match=r"log.csv: .*not installed. pip install 'icql\[logs\]'"):
         load_dataset(path)
-
-
-# --- Both directions ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def minari_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    pytest.importorskip("minari")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    return tmp_path / "minari"
-
-
-@pytest.mark.usefixtures("minari_folder")
-@pytest.mark.parametrize("kind", ["log.npz", "log.hdf5", "log.parquet", "minari:test/log-v0"])
-@pytest.mark.parametrize("recorded", [True, False])
-@pytest.mark.parametrize("last", ["terminal", "cut", "open"])
-def test_round_trips(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kind: str, recorded: bool, last: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    steps = random_log(200, recorded=recorded)
-    steps.terminals[-1], steps.timeouts[-1] = last == "terminal", last == "cut"
-    for drop_last in (False, True):
-        source = Source(replace(steps, drop_last=drop_last), DataInfo("log"))
-        write_dataset(source, kind, force=drop_last)
-        expected, back = source.transitions(), load_dataset(kind)
-        if kind == "log.hdf5" and last == "terminal" and recorded and not drop_last:
-            expected = expected.subset(slice(-1))  # D4RL's rule leaves the last row out
-        assert back.content_hash() == expected.content_hash()
-
-
-def test_without_last_rule_gives_the_same_transitions() -> None:
-    for recorded in (True, False):
-        steps = random_log(50, recorded=recorded)
-        steps.terminals[-1] = True
-        for drop in (True, False):
-            before = replace(steps, drop_last=drop)
-            after = without_last_rule(before)
-            assert not after.drop_last
-            hashes = {Transitions.from_steps(s).content_hash() for s in (before, after)}
-            assert len(hashes) == 1
-    assert steps.terminals[-1]  # the original is left alone
-
-
-def test_invalid_rows_survive_where_the_format_can_hold_them(
-    tmp_path: pathlib.Path, minari_folder: pathlib.Path
-) -> None:
-    steps = random_log(60)
-    valid = np.arange(60) % 7 != 3
-    steps.observations[~valid] = np.nan
-    source = Source(replace(steps, valid=valid), DataInfo("log"))
-    for name in ("log.npz", "log.hdf5", "log.parquet"):
-        write_dataset(source, str(tmp_path / name))
-        back = load_dataset(tmp_path / name)
-        assert back.content_hash() == source.transitions().content_hash()
-        assert back.info.dropped == (~valid).sum()
-    with pytest.raises(UserError, match="9 rows are marked invalid, and Minari has no such mark"):
-        write_dataset(source, "minari:test/log-v0")
-    assert not (minari_folder / "test/log-v0").exists()
-
-
-def test_task_travels_in_npz_and_parquet(tmp_path: pathlib.Path) -> None:
-    source = load_steps("hopper-mini")
-    for name in ("log.npz", "log.parquet"):
-        write_dataset(source, str(tmp_path / name))
-        back = load_dataset(tmp_path / name)
-        assert back.info.task == "hopper-mini"
-        assert back.content_hash() == source.transitions().content_hash()
-
-
-@pytest.mark.usefixtures("minari_folder")
-def test_nothing_is_overwritten_without_force(tmp_path: pathlib.Path) -> None:
-    first, second = (Source(random_log(30, seed), DataInfo("log")) for seed in (0, 1))
-    names = [str(tmp_path / f"log.{kind}") for kind in ("npz", "hdf5", "parquet")]
-    for name in (*names, "minari:test/log-v0"):
-        write_dataset(first, name)
-        with pytest.raises(UserError, match=r"it exists already. Add --force"):
-            write_dataset(second, name)
-        assert load_dataset(name).content_hash() == first.transitions().content_hash()
-        write_dataset(second, name, force=True)
-        assert load_dataset(name).content_hash() == second.transitions().content_hash()
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"log.npz", "log.hdf5", "log.parquet", "minari"}  # no temporary file
-
-
-def test_destinations_that_cannot_be(tmp_path: pathlib.Path) -> None:
-    source = Source(random_log(30), DataInfo("log"))
-    with pytest.raises(UserError, match=r"notes.txt: data of this kind cannot be written"):
-        write_dataset(source, "notes.txt")
-    (tmp_path / "folder.npz").mkdir()
-    with pytest.raises(UserError, match="it is a folder"):
-        write_dataset(source, str(tmp_path / "folder.npz"), force=True)
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be written"):
-        write_dataset(source, str(tmp_path / "file" / "log.hdf5"))
-
-
-def test_hdf5_keeps_both_marks_as_a_terminal(tmp_path: pathlib.Path) -> None:
-    steps = random_log(40)
-    steps.terminals[5] = steps.timeouts[5] = True
-    write_d4rl(tmp_path / "log.hdf5", steps)
-    assert read_d4rl(tmp_path / "log.hdf5").terminals[5]
-    with h5py.File(tmp_path / "log.hdf5") as file:
-        assert set(file) == {"observations", "actions", "rewards", "terminals", "timeouts"}
-
-
-def test_minari_dataset_is_minaris_own(minari_folder: pathlib.Path) -> None:
-    import minari
-
-    steps = random_log(60, recorded=True)
-    write_minari("test/log-v0", steps)
-    episodes = list(minari.load_dataset("test/log-v0").iterate_episodes())
-    ends = np.flatnonzero(steps.terminals | steps.timeouts)
-    assert len(episodes) == len(ends)
-    assert steps.next_observations is not None
-    for end, episode in zip(ends, episodes, strict=True):
-        assert len(episode.observations) == len(episode.rewards) + 1
-        assert_array_equal(episode.observations[-1], steps.next_observations[end])
-        assert bool(episode.terminations[-1]) == steps.terminals[end]
-        assert bool(episode.truncations[-1]) != steps.terminals[end]
-    assert (minari_folder / "test" / "log-v0").is_dir()
-
-
-@pytest.mark.usefixtures("minari_folder")
-def test_minari_problems_of_writing_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import minari
-
-    steps = random_log(30)
-    for name in ("no id!", "../escape-v0"):
-        with pytest.raises(UserError, match=f"minari:{name}: this is no Minari id"):
-            write_minari(name, steps)
-    jump = replace(steps, next_observations=np.full_like(steps.observations, 7))
-    with pytest.raises(UserError, match=r"the next observation of row .* yet no episode ends"):
-        write_minari("test/log-v0", jump)
-
-    write_minari("test/log-v0", steps)
-    before = load_dataset("minari:test/log-v0").content_hash()
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError("No space left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(minari, "create_dataset_from_buffers", full)
-        with pytest.raises(UserError, match=r"it cannot be written \(No space left\)"):
-            write_minari("test/log-v0", random_log(30, 1), force=True)
-    assert load_dataset("minari:test/log-v0").content_hash() == before
-
-    def offline(name: str) -> None:
-        print("fetching")
-        raise ValueError(f"no {name}")
-
-    monkeypatch.setattr(minari, "download_dataset", offline)
-    with pytest.raises(UserError, match=r"minari:a/b-v0: it cannot be fetched \(no a/b-v0\)"):
-        fetch_minari("a/b-v0")
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.skipif("ICQL_D4RL_DIR" not in os.environ, reason="ICQL_D4RL_DIR is not set")
-@pytest.mark.usefixtures("minari_folder")
-@pytest.mark.parametrize("kind", ["a.npz", "a.hdf5", "a.parquet", "minari:test/kitchen-v0"])
-def test_real_file_round_trips(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    source = load_steps("kitchen-complete-v0")
-    write_dataset(source, kind)
-    back = load_dataset(kind, task="kitchen-complete-v0")
-    assert len(back) == 3679
-    assert back.content_hash() == source.transitions().content_hash()
-
-
-# --- Damage ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def whole_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    folder = tmp_path_factory.mktemp("whole")
-    steps = random_log(40, recorded=True)
-    write_parquet(folder / "log.parquet", steps, "hopper-mini")
-    write_npz(folder / "log.npz", steps)
-    write_d4rl(folder / "log.hdf5", steps)
-    pa.csv.write_csv(pq.read_table(folder / "log.parquet"), folder / "log.csv")
-    return {path.suffix: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz", ".hdf5"])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data())
-def test_damaged_files_give_data_or_a_message(
-    whole_files: dict[str, bytes],
-    tmp_path_factory: pytest.TempPathFactory,
-    suffix: str,
-    data: st.DataObject,
-) -> None:
-    path = tmp_path_factory.getbasetemp() / f"fuzz{suffix}"
-    content = bytearray(whole_files[suffix])
-    for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=5)):
-        content[place] = data.draw(st.integers(0, 255))
-    if data.draw(st.booleans()):
-        content = content[: data.draw(st.integers(0, len(content)))]
-    path.write_bytes(content)
-    with contextlib.suppress(UserError):
-        assert len(load_dataset(path)) > 0
 
 
 @given(text=st.text(max_size=300))

@@ -9,11 +9,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from icql.data.findings import Finding, Findings
 from icql.data.pictures import BLUE, GREY, ORANGE, figure, inline, sampled_map
-from icql.data.sources import Source
 from icql.data.tasks import Task
-from icql.data.transitions import Steps, Transitions
+from icql.data.transitions import Source, Steps, Transitions
+from icql.data.validation.findings import Finding, Findings, counted
 from icql.files import atomic
 
 STYLE = """
@@ -59,7 +58,7 @@ def write_report(folder: str | Path, name: str, findings: Findings, source: Sour
     ]
     if findings.transitions is not None and source is not None:
         body.append(_numbers(source.steps, findings.transitions, source.task))
-    body.append(_table(findings))
+    body.append(_listed(findings))
     if findings.transitions is not None:
         body.append(_pictures(findings.transitions))
     page = (
@@ -77,9 +76,9 @@ def write_report(folder: str | Path, name: str, findings: Findings, source: Sour
 def _verdict(findings: Findings) -> str:
     errors, warnings = len(findings.errors), len(findings.warnings)
     if errors:
-        return f'<p class="verdict error">Not fit for training: {_plural(errors, "error")}.</p>'
+        return f'<p class="verdict error">Not fit for training: {counted(errors, "error")}.</p>'
     if warnings:
-        text = f"Fit for training, with {_plural(warnings, 'warning')}."
+        text = f"Fit for training, with {counted(warnings, 'warning')}."
         return f'<p class="verdict warning">{text}</p>'
     return '<p class="verdict good">Fit for training: nothing found.</p>'
 
@@ -109,24 +108,16 @@ def _numbers(steps: Steps, data: Transitions, task: Task | None) -> str:
     return f"<dl>{''.join(items)}</dl>"
 
 
-def _table(findings: Findings) -> str:
-    parts = [
-        _finding(finding, kind)
-        for kind, group in (("error", findings.errors), ("warning", findings.warnings))
-        for finding in group
-    ]
+def _listed(findings: Findings) -> str:
+    parts = [_finding(finding, "error") for finding in findings.errors]
+    parts += [_finding(finding, "warning") for finding in findings.warnings]
     return f"<h2>Findings</h2>{''.join(parts) or '<p>None.</p>'}"
 
 
 def _finding(finding: Finding, kind: str) -> str:
-    where = [finding.file]
-    if finding.row is not None:
-        where.append(f"row {finding.row:,}")
-    if finding.column is not None:
-        where.append(finding.column)
     return (
         f'<div class="finding"><strong class="{kind}">{kind}: {escape(finding.rule)}</strong> '
-        f'<span class="where">{escape(" · ".join(where))}</span>'
+        f'<span class="where">{escape(" · ".join(finding.place))}</span>'
         f"<p>{escape(finding.message)}</p></div>"
     )
 
@@ -202,7 +193,3 @@ def _map(data: Transitions) -> Figure:
     drawn.colorbar(dots, ax=axes, label="return that followed (γ = 0.99)")
     axes.set(xlabel="first principal direction", ylabel="second")
     return drawn
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

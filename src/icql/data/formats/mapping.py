@@ -24,19 +24,20 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from icql.data.transitions import Floats
+from icql.data.arrays import Floats
 from icql.errors import UserError, nearest
 
 REQUIRED = ("observation", "action", "reward")
 VECTORS = ("observation", "action", "next_observation")  # several columns, or a pattern
-SCALARS = ("reward", "episode", "time", "terminal", "truncated", "valid")
+FLAGS = ("terminal", "truncated", "valid")
+KEYS = (*VECTORS, "reward", *FLAGS, "episode", "time")
 
 Names = tuple[str, ...]
 Bounds = tuple[float | tuple[float, ...], float | tuple[float, ...]]
@@ -60,6 +61,12 @@ class Columns:
     delimiter: str = ","  # of CSV
     origin: str = ""  # the mapping file, for messages; "" means these are the defaults
 
+    def names(self, *keys: str) -> Names:
+        """The columns of these meanings."""
+        values = (getattr(self, key) for key in keys)
+        named = ((value,) if isinstance(value, str) else value or () for value in values)
+        return tuple(dict.fromkeys(name for names in named for name in names))
+
     def bounds(self, actions: int) -> tuple[Floats, Floats] | None:
         """Lowest and highest value (act,) of each of the actions, where given."""
         if self.action_bounds is None:
@@ -76,51 +83,20 @@ class Columns:
         return np.broadcast_to(low, actions), np.broadcast_to(high, actions)
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The columns of one file: every pattern replaced by the names it stands for."""
-
-    observation: Names
-    action: Names
-    next_observation: Names
-    reward: str
-    episode: str | None
-    time: str | None
-    terminal: str | None
-    truncated: str | None
-    valid: str | None
-
-    @property
-    def numbers(self) -> Names:
-        """Columns that hold real numbers."""
-        return (*self.observation, *self.action, *self.next_observation, self.reward)
-
-    @property
-    def flags(self) -> Names:
-        """Columns that hold 0 and 1."""
-        return tuple(name for name in (self.terminal, self.truncated, self.valid) if name)
-
-    @property
-    def all(self) -> Names:
-        """Every column to read, once."""
-        order = tuple(name for name in (self.episode, self.time) if name)
-        return tuple(dict.fromkeys((*self.numbers, *self.flags, *order)))
+Given = Columns | str | Path | None  # a mapping or its file; None: as `columns_of` finds it
 
 
-def mapping_of(path: Path) -> Columns:
-    """The mapping that lies beside a log, or the default names."""
-    for beside in (path.with_name(f"{path.name}.toml"), path.with_suffix(".toml")):
-        if beside.is_file():
-            return read_columns(beside)
-    return Columns()
+def columns_of(path: Path, given: Given) -> Columns:
+    """The mapping of a log: the one given, the one that lies beside it, or the default names."""
+    if isinstance(given, Columns):
+        return given
+    beside = (path.with_name(f"{path.name}.toml"), path.with_suffix(".toml"))
+    file = given or next((file for file in beside if file.is_file()), None)
+    return Columns() if file is None else read_columns(file)
 
 
 def read_columns(path: str | Path) -> Columns:
-    """Read a mapping file (the format at the top of this module).
-
-    Raises:
-        UserError: naming file and key, if it is missing, not TOML, or holds something else.
-    """
+    """Read a mapping file (the format at the top of this module); a fault is named by its key."""
     source = str(path)
     try:
         table = tomllib.loads(Path(path).read_bytes().decode())
@@ -135,13 +111,13 @@ def read_columns(path: str | Path) -> Columns:
     for key in REQUIRED:
         if key not in table:
             raise UserError(f"`{key}` is missing.", where=source, fix=f'Add: {key} = "COLUMN".')
-    given: dict[str, Any] = dict.fromkeys((*VECTORS, *SCALARS))
+    given: dict[str, Any] = dict.fromkeys(KEYS)
     given |= {key: _value(key, value, source) for key, value in table.items()}
     return Columns(**given, origin=source)
 
 
-def choose(columns: Columns, header: Sequence[str], source: str) -> Chosen:
-    """The columns of a file with this `header`, in their order.
+def choose(columns: Columns, header: Sequence[str], source: str) -> Columns:
+    """The mapping for a file with this `header`: every pattern replaced by what it stands for.
 
     Numbered columns that a pattern stands for are ordered by number (x_2 before x_10).
 
@@ -151,22 +127,20 @@ def choose(columns: Columns, header: Sequence[str], source: str) -> Chosen:
     repeated = [name for i, name in enumerate(header) if name in header[:i]]
     if repeated:
         raise UserError(f"two columns are called {repeated[0]!r}.", where=source)
-    chosen: dict[str, Any] = {key: _vector(columns, key, header, source) for key in VECTORS}
-    chosen |= {key: _scalar(columns, key, header, source) for key in SCALARS}
-    result = Chosen(**chosen)
-    meanings = [*result.numbers, *result.flags]
+    found = {key: _found(columns, key, header, source) for key in KEYS}
+    where = columns.origin or source
+    meanings = [name for key in (*VECTORS, "reward", *FLAGS) for name in found[key]]
     for i, name in enumerate(meanings):
         if name in meanings[:i]:
-            raise UserError(
-                f"column {name!r} is given two meanings.", where=columns.origin or source
-            )
-    if result.next_observation and len(result.next_observation) != len(result.observation):
+            raise UserError(f"column {name!r} is given two meanings.", where=where)
+    here, following = len(found["observation"]), len(found["next_observation"])
+    if following not in (0, here):
         raise UserError(
-            f"there are {len(result.observation)} columns of the observation but "
-            f"{len(result.next_observation)} of the next observation.",
-            where=columns.origin or source,
+            f"there are {here} columns of the observation but {following} of the next observation.",
+            where=where,
         )
-    return result
+    single = {key: (found[key] or (None,))[0] for key in KEYS if key not in VECTORS}
+    return replace(columns, **found | single)  # type: ignore[arg-type]
 
 
 def _value(key: str, value: Any, source: str) -> Any:
@@ -192,43 +166,22 @@ def _value(key: str, value: Any, source: str) -> Any:
     return value
 
 
-def _vector(columns: Columns, key: str, header: Sequence[str], source: str) -> Names:
-    wanted: str | Names | None = getattr(columns, key)
-    if wanted is None:
-        return ()
-    if isinstance(wanted, tuple):
-        for name in wanted:
-            _present(columns, key, name, header, source)
-        return wanted
-    if wanted in header:
-        return (wanted,)
-    found = sorted((name for name in header if fnmatchcase(name, wanted)), key=_by_number)
-    if not found and (columns.origin or key in REQUIRED):
-        raise _missing(columns, key, wanted, header, source)
-    return tuple(found)
-
-
-def _scalar(columns: Columns, key: str, header: Sequence[str], source: str) -> str | None:
-    name: str | None = getattr(columns, key)
-    if name is None or (name not in header and not columns.origin and key not in REQUIRED):
-        return None
-    return _present(columns, key, name, header, source)
-
-
-def _present(columns: Columns, key: str, name: str, header: Sequence[str], source: str) -> str:
-    if name not in header:
-        raise _missing(columns, key, name, header, source)
-    return name
-
-
-def _missing(
-    columns: Columns, key: str, name: str, header: Sequence[str], source: str
-) -> UserError:
-    said = f"which {columns.origin} names as `{key}`" if columns.origin else f"the {key}"
-    fix = nearest(name, [*header])
-    if not columns.origin:
-        fix = f"Say which columns are what in {source}.toml or with --columns. {fix}"
-    return UserError(f"it has no column {name!r}, {said}.", where=source, fix=fix)
+def _found(columns: Columns, key: str, header: Sequence[str], source: str) -> Names:
+    """The columns of one meaning, all of them there; a default name may be missing."""
+    wanted, names = getattr(columns, key), columns.names(key)
+    if isinstance(wanted, str) and wanted not in header:
+        fitting = [name for name in header if key in VECTORS and fnmatchcase(name, wanted)]
+        if not fitting and not columns.origin and key not in REQUIRED:
+            return ()
+        names = tuple(sorted(fitting, key=_by_number)) or names
+    for name in names:
+        if name not in header:
+            said = f"which {columns.origin} names as `{key}`" if columns.origin else f"the {key}"
+            fix = nearest(name, [*header])
+            if not columns.origin:
+                fix = f"Say which columns are what in {source}.toml or with --columns. {fix}"
+            raise UserError(f"it has no column {name!r}, {said}.", where=source, fix=fix)
+    return names
 
 
 def _by_number(name: str) -> list[tuple[bool, int, str]]:

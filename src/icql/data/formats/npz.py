@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import zipfile
 import zlib
 from dataclasses import replace
@@ -21,47 +20,41 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from icql.data import checks
-from icql.data.room import IN_MEMORY, Room
-from icql.data.transitions import Floats, Steps
+from icql.data.arrays import IN_MEMORY, Floats, Room, bytes_in_memory, check_kind, matrix, reading
+from icql.data.tasks import Task, find_task, get_task
+from icql.data.transitions import DataInfo, Source, Steps
 from icql.errors import UserError
+from icql.files import atomic
 
 REQUIRED = ("observations", "actions", "rewards", "terminals", "timeouts")
 OPTIONAL = ("next_observations", "final_observations", "valid", "drop_last", "meta")
+# The reasons a damaged, encrypted or foreign archive gives, depending on where it breaks.
+_DAMAGE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def write_npz(path: str | Path, steps: Steps, meta: dict[str, Any] | None = None) -> None:
     """Write steps and a JSON-serialisable `meta` to `path`, all or nothing.
 
-    A `meta["task"]` names the task of the data for `load_dataset`.
-
-    Raises:
-        UserError: if the steps would not load again, or if a recorded successor inside an episode
-            is not the episode's next row (the format could not hold it).
+    A `meta["task"]` names the task of the data for `load_dataset`. A recorded successor inside an
+    episode must be the episode's next row.
     """
-    path = Path(path)
     steps = steps.checked(str(path)).finite(str(path))
-    arrays: dict[str, NDArray[Any]] = {name: getattr(steps, name) for name in REQUIRED}
-    if steps.next_observations is not None:
-        ends = steps.terminals | steps.timeouts
+    arrays = steps.arrays()
+    if (following := arrays.pop("next_observations", None)) is not None:
         check_chain(steps, str(path))
-        arrays["final_observations"] = steps.next_observations[ends]
-    if steps.valid is not None:
-        arrays["valid"] = steps.valid
+        arrays["final_observations"] = following[steps.ends]
     if steps.drop_last:
         arrays["drop_last"] = np.array(True)
     text = json.dumps(meta or {}, sort_keys=True, ensure_ascii=False)
     arrays["meta"] = np.frombuffer(text.encode(), np.uint8)
+    with atomic(Path(path)) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+def write_source(path: Path, source: Source) -> None:
+    """Write a log and the name of its task, as `write_npz` does."""
+    write_npz(path, source.steps, {"task": source.task.name} if source.task else {})
 
 
 def check_chain(steps: Steps, where: str) -> None:
@@ -70,7 +63,7 @@ def check_chain(steps: Steps, where: str) -> None:
     Formats that keep each observation of an episode once can hold no others.
     """
     assert steps.next_observations is not None
-    inside = np.flatnonzero(~(steps.terminals | steps.timeouts)[:-1])
+    inside = np.flatnonzero(~steps.ends[:-1])
     jumps = (steps.next_observations[inside] != steps.observations[inside + 1]).any(axis=1)
     if steps.valid is not None:
         jumps &= steps.valid[inside] & steps.valid[inside + 1]
@@ -84,40 +77,34 @@ def check_chain(steps: Steps, where: str) -> None:
 
 
 def read_npz(path: str | Path, room: Room = IN_MEMORY) -> tuple[Steps, dict[str, Any]]:
-    """Read what `write_npz` wrote: the steps and their `meta`.
-
-    Raises:
-        UserError: naming file and array, if the file is damaged, holds pickled objects, lacks an
-            array, does not fit together, or is too large for `room`.
-    """
+    """Read what `write_npz` wrote: the steps and their `meta`; pickled objects are refused."""
     source = str(path)
     arrays = _read_arrays(Path(path), room)
-    final = arrays.get("final_observations")
+    meta, final = _meta(arrays, source), arrays.pop("final_observations", None)
     if final is not None and "next_observations" in arrays:
         raise UserError(
             "it has both `next_observations` and `final_observations`.",
             where=source,
             fix="Keep one of them.",
         )
-    steps = Steps(
-        arrays["observations"],
-        arrays["actions"],
-        arrays["rewards"],
-        arrays["terminals"],
-        arrays["timeouts"],
-        next_observations=arrays.get("next_observations"),
-        valid=arrays.get("valid"),
-        drop_last=bool(arrays.get("drop_last", False)),
-    ).checked(source)
+    drop_last = bool(arrays.pop("drop_last", False))
+    steps = Steps(**arrays, drop_last=drop_last).checked(source)
     if final is not None:
-        final = checks.matrix("final_observations", final, source)
-        steps = _with_successors(steps, final, source, room)
-    return steps.checked(source), _meta(arrays, source)
+        steps = _with_successors(steps, matrix("final_observations", final, source), source, room)
+    return steps, meta
+
+
+def read_source(path: Path, task: Task | None = None, room: Room = IN_MEMORY) -> Source:
+    """Read a log; its `meta` may name the task."""
+    steps, meta = read_npz(path, room)
+    if task is None and "task" in meta:
+        task = get_task(str(meta["task"]))
+    return Source(steps, DataInfo(path.stem, source=str(path)), task or find_task(path.name))
 
 
 def _with_successors(steps: Steps, final: Floats, source: str, room: Room) -> Steps:
     """Steps whose successors are the next row or, at an episode end, the row of `final`."""
-    ends = steps.terminals | steps.timeouts
+    ends = steps.ends
     expected = (int(ends.sum()), steps.observations.shape[1])
     if final.shape != expected:
         raise UserError(
@@ -132,10 +119,10 @@ def _with_successors(steps: Steps, final: Floats, source: str, room: Room) -> St
 
 
 def _meta(arrays: dict[str, NDArray[Any]], source: str) -> dict[str, Any]:
-    if "meta" not in arrays:
-        return {}
+    """The description among the arrays, which is taken out of them."""
+    raw = arrays.pop("meta", np.frombuffer(b"{}", np.uint8))
     try:
-        meta = json.loads(arrays["meta"].astype(np.uint8).tobytes().decode())
+        meta = json.loads(raw.astype(np.uint8).tobytes().decode())
     except ValueError as error:
         raise UserError(f"`meta` is not JSON ({error}).", where=source) from error
     if not isinstance(meta, dict):
@@ -145,39 +132,21 @@ def _meta(arrays: dict[str, NDArray[Any]], source: str) -> dict[str, Any]:
 
 def _read_arrays(path: Path, room: Room) -> dict[str, NDArray[Any]]:
     """The known arrays of the file; declared sizes are checked before anything is unpacked."""
-    if not path.is_file():
-        raise UserError("there is no such file.", where=str(path))
-    try:
-        with zipfile.ZipFile(path) as archive:
-            found = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
-            for name in REQUIRED:
-                if name not in found:
-                    listed = ", ".join(sorted(found)) or "nothing"
-                    raise UserError(f"`{name}` is missing; it has {listed}.", where=str(path))
-            names = [name for name in REQUIRED + OPTIONAL if name in found]
-            headers = {name: _header(archive, name, path) for name in names}
-            nbytes = sum(checks.bytes_in_memory(*header) for header in headers.values())
-            room.check(nbytes, (headers["rewards"][0] or (0,))[0], str(path))
-            arrays: dict[str, NDArray[Any]] = {}
-            for name in names:
-                with archive.open(f"{name}.npy") as file:
-                    arrays[name] = _read(file, name, room)
-            return arrays
-    # The reasons a damaged, encrypted or foreign archive gives, depending on where it breaks.
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        RuntimeError,
-        NotImplementedError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        raise UserError(
-            f"it cannot be read as NPZ ({error}).",
-            where=str(path),
-            fix="It may be truncated or damaged: write or fetch it again.",
-        ) from error
+    with reading("NPZ", path, *_DAMAGE), zipfile.ZipFile(path) as archive:
+        found = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
+        for name in REQUIRED:
+            if name not in found:
+                listed = ", ".join(sorted(found)) or "nothing"
+                raise UserError(f"`{name}` is missing; it has {listed}.", where=str(path))
+        names = [name for name in REQUIRED + OPTIONAL if name in found]
+        headers = {name: _header(archive, name, path) for name in names}
+        nbytes = sum(bytes_in_memory(*header) for header in headers.values())
+        room.check(nbytes, (headers["rewards"][0] or (0,))[0], str(path))
+        arrays: dict[str, NDArray[Any]] = {}
+        for name in names:
+            with archive.open(f"{name}.npy") as file:
+                arrays[name] = _read(file, name, room)
+        return arrays
 
 
 def _read(file: IO[bytes], name: str, room: Room) -> NDArray[Any]:
@@ -208,7 +177,7 @@ def _header(
         if version not in _HEADERS:
             raise ValueError(f"`{name}` has the unknown NPY version {version}")
         shape, _, dtype = _HEADERS[version](file)
-        checks.check_kind(name, dtype, str(path))  # pickled objects stop here
+        check_kind(name, dtype, str(path))  # pickled objects stop here
         # NumPy reserves what the header claims, so the claim must match what is there.
         if math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
             raise ValueError(f"`{name}` does not have the size its header claims")

@@ -13,9 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
+from data.log_cases import source
 from icql.data import download, get_task, list_tasks, load_dataset
-from icql.data.d4rl import write_d4rl
-from icql.data.download import FILES, cached_file, fetch, url_of
+from icql.data.download import cached_file, fetch, url_of
+from icql.data.formats.d4rl import write_d4rl
 from icql.data.transitions import Steps
 from icql.errors import UserError
 
@@ -89,12 +90,14 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     ends = np.arange(rows) % 100 == 99
     write_d4rl(
         path,
-        Steps(
-            rng.normal(size=(rows, 11)).astype(np.float32),
-            rng.uniform(-1, 1, (rows, 3)).astype(np.float32),
-            np.ones(rows, np.float32),
-            ends,
-            np.zeros(rows, np.bool_),
+        source(
+            Steps(
+                rng.normal(size=(rows, 11)).astype(np.float32),
+                rng.uniform(-1, 1, (rows, 3)).astype(np.float32),
+                np.ones(rows, np.float32),
+                ends,
+                np.zeros(rows, np.bool_),
+            )
         ),
     )
     return path.read_bytes()
@@ -306,7 +309,7 @@ def test_no_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_task_of_the_paper_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     paper = {name for name in list_tasks() if get_task(name).transitions is not None}
-    assert paper == {*FILES}
+    assert paper == {name for name in list_tasks() if get_task(name).d4rl_file}
     monkeypatch.delenv("ICQL_D4RL_URL", raising=False)
     base = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
     assert url_of("walker2d-medium-replay-v2") == (

@@ -12,7 +12,7 @@ import pytest
 
 from icql.cli.main import main
 from icql.data import load_dataset
-from icql.data.npz import write_npz
+from icql.data.formats.npz import write_npz
 from icql.data.transitions import Steps
 from icql.online.protocol import write_dataset as write_collected
 from icql.online.recipes import get_recipe
@@ -134,7 +134,7 @@ def test_list(capsys: Capture, tmp_path: pathlib.Path, monkeypatch: pytest.Monke
     assert tasks["halfcheetah-medium-v2"] == {
         "name": "halfcheetah-medium-v2",
         "environment": "HalfCheetah-v4",
-        "domain": "mujoco",
+        "domain": "gymnasium",
         "transitions": 999_000,
         "embedded": False,
         "path": None,

@@ -1,4 +1,4 @@
-"""Run by `test_memory.py` in a process of its own: large data under a hard limit of memory.
+"""Run by `test_memory_budget.py` in a process of its own: large data under a hard limit of memory.
 
 RLIMIT_DATA counts what only this process can hold (private writable memory), not mapped files.
 """
@@ -14,8 +14,7 @@ from typing import Any
 
 import icql
 from icql.data import load_dataset
-from icql.data.convert import make_store
-from icql.data.validation import validate_dataset
+from icql.data.datasets import make_store, validate_dataset
 from icql.retrieval import build_neighbours, default_cache_dir
 from icql.settings.data import ContextSettings
 from icql.training.checkpoint import Checkpoints

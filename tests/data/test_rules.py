@@ -1,60 +1,25 @@
-"""Validation: every defect is caught at its row, clean data passes, the page tells it all."""
+"""Every defect is caught at its row, and clean data passes."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
 
-from icql.cli import data_validate
-from icql.data import Steps, Task, get_task, load_dataset
-from icql.data.npz import write_npz
-from icql.data.pictures import return_to_go, state_map
-from icql.data.report import write_report
-from icql.data.sources import Source, load_steps
-from icql.data.transitions import DataInfo
-from icql.data.validation import Finding, Findings, validate, validate_dataset
+from data.log_cases import CLEAN, PLAIN, source
+from icql.data import Steps, Task, load_dataset
+from icql.data.datasets import load_steps, validate_dataset
+from icql.data.validation.findings import Findings
+from icql.data.validation.rules import validate
 
-RUNNER = Task("runner", "Hopper-v4", "mujoco", 0.0, 10.0, 60)
-
-
-def clean(episodes: int = 30, *, successors: bool = True, seed: int = 0) -> Steps:
-    """A runner in 4 dimensions, paid for its forward speed less the effort, ends of both kinds."""
-    generator = np.random.default_rng(seed)
-    observations, following, actions, rewards, ends = [], [], [], [], []
-    for _ in range(episodes):
-        length = int(generator.integers(20, 50))
-        states = np.empty((length + 1, 4))
-        states[0] = 5 + 0.05 * generator.normal(size=4)
-        action = generator.uniform(-0.9, 0.9, (length, 2))
-        for t in range(length):
-            push = np.append(action[t], -action[t])
-            states[t + 1] = 0.9 * states[t] + 0.5 * push + 0.1 * generator.normal(size=4)
-        observations.append(states[:-1])
-        following.append(states[1:])
-        actions.append(action)
-        rewards.append(states[1:, 0] - 0.1 * (action**2).sum(1))
-        ends.append(np.arange(length) == length - 1)
-    end = np.concatenate(ends)
-    terminal = end & (np.cumsum(end) % 2 == 0)
-    return Steps(
-        np.concatenate(observations).astype(np.float32),
-        np.concatenate(actions).astype(np.float32),
-        np.concatenate(rewards).astype(np.float32),
-        terminal,
-        end & ~terminal,
-        np.concatenate(following).astype(np.float32) if successors else None,
-    )
+RUNNER = Task("runner", "Hopper-v4", min_score=0.0, max_score=10.0, max_episode_steps=60)
 
 
 def check(steps: Steps, task: Task | None = None) -> Findings:
-    return validate(steps, name="log", source="log.npz", task=task)
+    return validate(source(steps, task))
 
 
 def changed(steps: Steps, name: str, index: object, value: object) -> Steps:
@@ -67,8 +32,6 @@ def rules(findings: Findings) -> list[str]:
     return [finding.rule for finding in (*findings.errors, *findings.warnings)]
 
 
-CLEAN = clean()
-PLAIN = clean(successors=False)
 ENDS = np.flatnonzero(CLEAN.terminals | CLEAN.timeouts)
 STARTS = np.append(0, ENDS[:-1] + 1)
 
@@ -294,120 +257,3 @@ def test_real_kitchen_rewards_are_recomputed(d4rl_dir: Path) -> None:
 
 def test_real_door_human_is_clean(d4rl_dir: Path) -> None:
     assert rules(validate_dataset(d4rl_dir / "door-human-v1.hdf5")[0]) == []
-
-
-# --- command and page --------------------------------------------------------------------------
-
-
-def broken_file(folder: Path) -> Path:
-    path = folder / "log.npz"
-    write_npz(path, PLAIN)
-    with np.load(path, allow_pickle=False) as file:
-        arrays = dict(file)
-    arrays["observations"][[3, 9], 1] = np.nan
-    np.savez(path, **arrays)
-    return path
-
-
-def test_errors_leave_with_code_2_and_name_the_place(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = broken_file(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        data_validate.run([str(path), "--json"])
-    assert stop.value.code == 2
-    result = json.loads(capsys.readouterr().out)
-    assert not result["ok"]
-    assert result["transitions"] is None
-    (error,) = result["errors"]
-    assert error.keys() == {"rule", "file", "row", "column", "message"}
-    assert (error["rule"], error["file"], error["row"], error["column"]) == (
-        "non_finite",
-        str(path),
-        3,
-        "observations[1]",
-    )
-    with pytest.raises(SystemExit):
-        data_validate.run([str(path)])
-    assert f"error non_finite: {path}, row 3, observations[1]: " in capsys.readouterr().out
-
-
-def test_unreadable_data_is_an_error_of_the_same_form(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cut = tmp_path / "cut.hdf5"
-    cut.write_bytes(b"\x89HDF\r\n\x1a\n")
-    ragged = tmp_path / "flags.npz"
-    write_npz(ragged, PLAIN)
-    with np.load(ragged, allow_pickle=False) as file:
-        arrays = {**file, "terminals": np.arange(len(PLAIN)) % 3}
-    np.savez(ragged, **arrays)
-    for path, row, column in ((cut, None, None), (ragged, 2, "terminals"), ("hoper", None, None)):
-        with pytest.raises(SystemExit) as stop:
-            data_validate.run([str(path), "--json", "--report", str(tmp_path / "page")])
-        assert stop.value.code == 2
-        (error,) = json.loads(capsys.readouterr().out)["errors"]
-        assert (error["rule"], error["row"], error["column"]) == ("unreadable", row, column)
-        assert "Not fit for training" in (tmp_path / "page" / "report.html").read_text()
-
-
-def test_a_gap_in_a_csv_log_is_named_by_its_column(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    rows = "".join(f"0,{t},{t % 3},{'nan' if t == 5 else t},0.5,1\n" for t in range(9))
-    path.write_text("run,t,angle,speed,push,gain\n" + rows)
-    path.with_suffix(".csv.toml").write_text(
-        'observation = ["angle", "speed"]\naction = ["push"]\nreward = "gain"\n'
-        'episode = "run"\ntime = "t"\n'
-    )
-    findings, source = validate_dataset(path)
-    (error,) = findings.errors
-    assert (error.rule, error.file, error.row, error.column) == (
-        "non_finite",
-        str(path),
-        5,
-        "speed",
-    )
-    assert source is None
-
-
-def test_command_on_good_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "log.npz"
-    write_npz(path, CLEAN)
-    result = data_validate.run([str(path), "--json", "--report", str(tmp_path / "page")])
-    assert result is not None
-    assert (result["ok"], result["errors"], result["warnings"]) == (True, [], [])
-    page = Path(result["report"]).read_text()
-    assert page.count('src="data:image/png;base64,') == 4
-    assert len(list((tmp_path / "page").iterdir())) == 1  # one file, nothing half-written
-    assert data_validate.run([str(path)]) is None
-    assert capsys.readouterr().out.startswith("ok: ")
-
-
-def test_page_needs_nothing_from_outside_and_escapes_names(tmp_path: Path) -> None:
-    evil = '<script>alert("x")</script>'
-    finding = Finding(evil, evil, 3, evil, evil)
-    source = Source(CLEAN, DataInfo(evil, source=evil), get_task("hopper-mini"))
-    findings = replace(check(CLEAN), warnings=(finding,))
-    page = write_report(tmp_path, evil, findings, source).read_text()
-    assert "<script" not in page
-    assert "&lt;script&gt;" in page
-    assert not re.search(r"(https?:)?//\w", re.sub(r"base64,[^\"]*", "", page))
-    assert 'name="viewport"' in page
-
-
-def test_return_to_go_equals_the_plain_sum() -> None:
-    rewards = np.arange(7, dtype=np.float32)
-    episode = np.array([0, 0, 0, 4, 5, 5, 5])
-    expected = [0 + 0.5 + 0.5, 1 + 1, 2, 3, 4 + 2.5 + 1.5, 5 + 3, 6]
-    assert_allclose(return_to_go(rewards, episode, discount=0.5), expected)
-
-
-def test_state_map_keeps_the_widest_directions() -> None:
-    generator = np.random.default_rng(5)
-    common = generator.normal(size=(400, 1))
-    states = np.concatenate([common, common + 0.1 * generator.normal(size=(400, 1))], axis=1)
-    states = np.concatenate([states, np.full((400, 1), 7.0)], axis=1)
-    plane = state_map(states)
-    assert plane.shape == (400, 2)
-    assert plane[:, 0].std() > 5 * plane[:, 1].std()
-    assert state_map(states[:, :1]).shape == (400, 2)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,49 +18,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from icql.data.findings import Finding
-from icql.data.tasks import get_task
-from icql.data.transitions import DataInfo, Transitions
+from icql.data.arrays import IN_MEMORY, Room
+from icql.data.tasks import Task
+from icql.data.transitions import DataInfo, Source, Transitions
+from icql.data.validation.findings import Finding
+from icql.data.validation.rules import validate
 from icql.errors import UserError
+from icql.files import read_json, write_json
 
-SUFFIX = ".icql"
 FORMAT = 1
-ARRAYS: dict[str, tuple[str, int]] = {  # type and number of axes
-    "states": ("<f4", 2),
-    "actions": ("<f4", 2),
-    "rewards": ("<f4", 1),
-    "next_states": ("<f4", 2),
-    "next_actions": ("<f4", 2),
-    "mask": ("<f4", 1),
-    "episode": ("<i4", 1),
-    "step": ("<i4", 1),
-}
-EPISODES: dict[str, tuple[str, int]] = {
-    "episode_returns": ("<f8", 1),
-    "episode_lengths": ("<i8", 1),
-    "episode_scores": ("<f8", 1),
-}
+# type and number of axes
+ARRAYS = dict.fromkeys(("states", "actions", "next_states", "next_actions"), ("<f4", 2))
+ARRAYS |= {"rewards": ("<f4", 1), "mask": ("<f4", 1), "episode": ("<i4", 1), "step": ("<i4", 1)}
+EPISODES = dict.fromkeys(("episode_returns", "episode_scores"), ("<f8", 1))
+EPISODES |= {"episode_lengths": ("<i8", 1)}
 
 
-def is_store(name: str | Path) -> bool:
-    """Whether a name is that of a store, there or not."""
-    return Path(name).suffix.lower() == SUFFIX
-
-
-@contextmanager
-def new_store(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """Yield an empty folder that becomes the store `path` when all went well, else vanishes.
+def write_store(path: str | Path, source: Source, *, force: bool = False) -> None:
+    """Validate a log and write its transitions and findings as a store, all or nothing.
 
     Raises:
-        UserError: if something is there already, unless it is a store and `force` is given.
+        UserError: if the log has errors, or something is there already, unless it is a store and
+            `force` is given.
     """
+    path = Path(path)
     check_free(path, force=force)
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         made = folder / "new"
         made.mkdir()
-        yield made
+        findings = validate(source, Room(made))
+        _describe(made, findings.usable(source.info.source), findings.warnings)
         if path.exists():
             os.replace(path, folder / "old")
         os.replace(made, path)
@@ -76,13 +64,8 @@ def check_free(path: Path, *, force: bool) -> None:
         raise UserError("it exists already.", where=str(path), fix=fix)
 
 
-def describe_store(folder: Path, data: Transitions, findings: Sequence[Finding]) -> None:
-    """Write what the arrays in `folder`, which are those of `data`, do not say themselves.
-
-    `findings` are the warnings about the log that the data was made of.
-    """
-    from icql.files import write_json
-
+def _describe(folder: Path, data: Transitions, findings: Sequence[Finding]) -> None:
+    """Write what the arrays in `folder`, which are those of `data`, do not say themselves."""
     info = data.info
     for name, (dtype, _) in EPISODES.items():
         np.save(folder / f"{name}.npy", np.asarray(getattr(info, name), dtype), allow_pickle=False)
@@ -100,15 +83,10 @@ def describe_store(folder: Path, data: Transitions, findings: Sequence[Finding])
     write_json(folder / "store.json", content)
 
 
-def open_store(path: str | Path, *, task: str | None = None) -> Transitions:
-    """Open a store: transitions whose arrays are mapped files.
+def open_store(path: str | Path, task: Task | None = None, room: Room = IN_MEMORY) -> Transitions:
+    """Open a store: transitions whose arrays are mapped files, whatever the room.
 
-    Args:
-        path: the folder.
-        task: name in the task table; by default what the store says.
-
-    Raises:
-        UserError: naming the file, if one is missing, damaged, or does not fit the others.
+    `task` is by default what the store says.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -136,8 +114,8 @@ def open_store(path: str | Path, *, task: str | None = None) -> Transitions:
         warnings=tuple(content["warnings"]),
         **{name: tuple(array.tolist()) for name, array in episodes.items()},
     )
-    if task is not None and task != info.task:
-        info = replace(info, task=get_task(task).name, episode_scores=())
+    if task is not None and task.name != info.task:
+        info = replace(info, task=task.name, episode_scores=())
     return Transitions(**arrays, info=info)
 
 
@@ -162,8 +140,6 @@ def verify_store(data: Transitions) -> tuple[Finding, ...]:
 
 
 def _description(folder: Path) -> dict[str, Any]:
-    from icql.files import read_json
-
     path = folder / "store.json"
     content = read_json(path)
     kinds: dict[str, Any] = {"name": str, "task": str | None, "dropped": int, "warnings": list}

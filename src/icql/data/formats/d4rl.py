@@ -1,0 +1,99 @@
+"""D4RL's HDF5 files, read by D4RL's own rules so that the paper's transition counts come out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from icql.data.arrays import IN_MEMORY, Bools, Room, bytes_in_memory, check_kind, flags, reading
+from icql.data.tasks import Task, find_task
+from icql.data.transitions import DataInfo, Source, Steps
+from icql.errors import UserError
+from icql.files import atomic
+
+REQUIRED = ("observations", "actions", "rewards", "terminals")
+OPTIONAL = ("timeouts", "next_observations", "valid")
+FLAGS = ("terminals", "timeouts", "valid")
+# h5py reports damage as any of these, depending on where in the file it is.
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
+
+
+def read_d4rl(path: str | Path, task: Task | None = None, room: Room = IN_MEMORY) -> Source:
+    """Read a D4RL HDF5 file; groups such as `infos` and `metadata` are ignored.
+
+    D4RL's rules that differ from plain logs: a file without `timeouts` is cut at the task's
+    episode limit, a step that is both terminal and timed out counts as timed out, and the very
+    last row is no transition.
+    """
+    source, path = str(path), Path(path)
+    task = task or find_task(path.name)
+    arrays = _read_arrays(path, room)
+    terminals = flags("terminals", arrays["terminals"], source)
+    if "timeouts" in arrays:
+        timeouts = flags("timeouts", arrays["timeouts"], source)
+    elif task is not None:
+        timeouts = timeouts_by_limit(terminals, task.max_episode_steps)
+    else:
+        timeouts = np.zeros_like(terminals)
+    if len(terminals) == len(timeouts):  # else `checked` names the lengths
+        terminals = terminals & ~timeouts
+    steps = Steps(**arrays | {"terminals": terminals, "timeouts": timeouts}, drop_last=True)
+    return Source(steps.checked(source), DataInfo(path.stem, source=source), task)
+
+
+def write_d4rl(path: Path, source: Source) -> None:
+    """Write steps in D4RL's layout, all or nothing.
+
+    D4RL's rules apply when it is read again: the very last row is then no transition.
+    """
+    steps = source.steps.checked(str(path))
+    marks = {"timeouts": steps.timeouts & ~steps.terminals}  # with both, D4RL sees a timeout
+    with atomic(path) as temporary, h5py.File(temporary, "w") as file:
+        for name, array in (steps.arrays() | marks).items():
+            file.create_dataset(name, data=array, compression="gzip", compression_opts=1)
+
+
+def timeouts_by_limit(terminals: Bools, limit: int) -> Bools:
+    """The steps (T,) that D4RL takes as timed out in a file that does not mark them.
+
+    D4RL's step counter starts at 0, at 0 again after a timeout, but at 1 after a terminal: kept,
+    for its rows are the paper's rows.
+    """
+    timeouts = np.zeros(len(terminals), np.bool_)
+    start, count = 0, 0
+    for end in [*np.flatnonzero(terminals).tolist(), len(terminals) - 1]:
+        timeouts[start + limit - 1 - count : end + 1 : limit] = True
+        start, count = end + 1, 0 if timeouts[end] else 1
+    return timeouts
+
+
+def _read_arrays(path: Path, room: Room) -> dict[str, NDArray[Any]]:
+    """The numeric arrays of the file, checked for kind and size before any is read."""
+    with reading("HDF5", path, *_DAMAGE), h5py.File(path, "r") as file:
+        present = [key for key in REQUIRED + OPTIONAL if key in file]
+        for key in REQUIRED:
+            if key not in present:
+                raise UserError(
+                    f"`{key}` is missing; it has {', '.join(sorted(file)) or 'nothing'}.",
+                    where=str(path),
+                    fix=f"A D4RL file holds {', '.join(REQUIRED)} at its top level.",
+                )
+        for key in present:
+            if not isinstance(file[key], h5py.Dataset) or file[key].shape is None:
+                raise UserError(f"`{key}` is not an array.", where=str(path))
+            check_kind(key, file[key].dtype, str(path))
+        nbytes = sum(bytes_in_memory(file[key].shape, file[key].dtype) for key in present)
+        room.check(nbytes, (file["rewards"].shape or (0,))[0], str(path))
+        return {key: _read(key, file[key], room) for key in present}
+
+
+def _read(key: str, item: Any, room: Room) -> NDArray[Any]:
+    if not item.shape:
+        return item[()]
+    dtype = item.dtype if key in FLAGS else np.float32
+    chunk = item.chunks[0] if item.chunks else 1
+    return room.fill(key, item.shape, dtype, item.__getitem__, multiple=chunk)

@@ -1,0 +1,201 @@
+"""Minari datasets, by id (in the local Minari folder) or by the path of a dataset's folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from icql.data.arrays import IN_MEMORY, Floats, Room
+from icql.data.formats.npz import check_chain
+from icql.data.tasks import Task
+from icql.data.transitions import DataInfo, Source, Steps
+from icql.errors import UserError
+
+PREFIX = "minari:"
+_ID = re.compile(r"[\w.-]+(/[\w.-]+)+-v\d+")
+
+
+def is_minari(name: str) -> bool:
+    """Whether a name is an id with a namespace, or the folder of a Minari dataset."""
+    path = Path(name).expanduser()
+    return (path / "data").is_dir() or (not path.exists() and _ID.fullmatch(name) is not None)
+
+
+def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMORY) -> Source:
+    """Read a Minari dataset with Box observations and actions, by id or folder.
+
+    Minari keeps T+1 observations of an episode of T steps, so every step, the last included, has
+    its true successor. An episode without an end mark was cut there. The steps are read into
+    memory, whatever `room` is, if its budget allows that.
+    """
+    source = str(name).removeprefix(PREFIX)
+    minari, folder = _minari(source), Path(source).expanduser() / "data"
+    try:
+        dataset = minari.MinariDataset(folder) if folder.is_dir() else minari.load_dataset(source)
+        for kind in ("observation", "action"):
+            space = getattr(dataset, f"{kind}_space")
+            if len(getattr(space, "shape", None) or ()) != 1:
+                raise UserError(
+                    f"its {kind}s are {space}, but one row of numbers (a flat Box) is needed.",
+                    where=source,
+                    fix="Flatten them when the dataset is recorded.",
+                )
+        width = dataset.observation_space.shape[0] + dataset.action_space.shape[0] + 1
+        Room(memory=room.budget).check(int(dataset.total_steps) * width * 8, 0, source)
+        steps = _steps(list(dataset.iterate_episodes()), source)
+    except FileNotFoundError as error:
+        raise UserError(
+            "there is no such Minari dataset on this machine.",
+            where=source,
+            fix=f"Fetch it with `minari download {source}`, or check the id with `minari list`.",
+        ) from error
+    except (OSError, KeyError, ValueError, AssertionError) as error:
+        raise UserError(
+            f"it cannot be read as a Minari dataset ({error}).",
+            where=source,
+            fix="It may be incomplete or of another Minari version: fetch it again.",
+        ) from error
+    return Source(steps, DataInfo(source, source=f"{PREFIX}{source}"), task)
+
+
+def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
+    """Write a log as a dataset of the local Minari folder, all or nothing.
+
+    Minari keeps the successor of an episode's last step. Where it was not recorded, the last
+    observation is repeated, which is what its transition is given here as well. It holds neither
+    invalid rows nor successors inside an episode that are not its next rows.
+    """
+    dataset_id = str(name).removeprefix(PREFIX)
+    source = f"{PREFIX}{dataset_id}"
+    minari, folder = _minari(source), _folder(dataset_id, source)
+    if folder.exists() and not force:
+        raise UserError("it exists already.", where=source, fix="Add --force to replace it.")
+    steps = log.steps.checked(source).without_last_rule()
+    if steps.valid is not None and not steps.valid.all():
+        raise UserError(
+            f"{int((~steps.valid).sum()):,} rows are marked invalid, and Minari has no such mark.",
+            where=source,
+            fix="Convert to .npz, .hdf5 or .parquet instead.",
+        )
+    if steps.next_observations is not None:
+        check_chain(steps, source)
+    buffer = import_module("minari.data_collector").EpisodeBuffer
+    ends = np.append(steps.ends[:-1], True)  # Minari asks for an end of every episode
+    following = steps.observations if steps.next_observations is None else steps.next_observations
+    edges = [0, *(np.flatnonzero(ends) + 1).tolist()]
+    episodes = [
+        buffer(
+            id=number,
+            observations=np.concatenate([steps.observations[a:b], following[b - 1 : b]]),
+            actions=steps.actions[a:b],
+            rewards=steps.rewards[a:b],
+            terminations=steps.terminals[a:b],
+            truncations=ends[a:b] & ~steps.terminals[a:b],
+        )
+        for number, (a, b) in enumerate(pairwise(edges))
+    ]
+    try:
+        with _replaced(folder), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Minari asks for an author, a code link, scores
+            minari.create_dataset_from_buffers(
+                dataset_id,
+                episodes,
+                env=None,
+                observation_space=_box(steps.observations),
+                action_space=_box(steps.actions),
+                description=None if log.task is None else f"Task: {log.task.name}",
+            )
+    except (OSError, ValueError) as error:
+        raise UserError(f"it cannot be written ({error}).", where=source) from error
+
+
+def fetch_minari(dataset_id: str) -> None:
+    """Fetch a remote Minari dataset into the local Minari folder."""
+    source = f"{PREFIX}{dataset_id}"
+    minari = _minari(source)
+    try:
+        with redirect_stdout(sys.stderr):  # Minari talks; standard output is for results
+            minari.download_dataset(dataset_id)
+    except (OSError, KeyError, ValueError, ImportError) as error:
+        raise UserError(
+            f"it cannot be fetched ({error}).",
+            where=source,
+            fix="Check the id with `minari list remote`, and the connection.",
+        ) from error
+
+
+def _folder(dataset_id: str, source: str) -> Path:
+    """The folder of a dataset; an id that is none could lead anywhere, so it is refused."""
+    local = import_module("minari.storage.local")
+    try:
+        local.parse_dataset_id(dataset_id)
+    except ValueError as error:
+        raise UserError(f"this is no Minari id ({error}).", where=source) from error
+    return Path(local.get_dataset_path(dataset_id))
+
+
+@contextmanager
+def _replaced(folder: Path) -> Iterator[None]:
+    """Set an older dataset aside; if the body fails it comes back and nothing else stays."""
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    if folder.exists():
+        folder.rename(aside)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if aside.exists():
+            aside.rename(folder)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _box(rows: Floats) -> Any:
+    return import_module("gymnasium.spaces").Box(-np.inf, np.inf, rows.shape[1:], np.float32)
+
+
+def _minari(source: str) -> Any:
+    try:
+        return import_module("minari")
+    except ImportError as error:
+        raise UserError(
+            "Minari is needed for it and is not installed.",
+            where=source,
+            fix="pip install 'icql[minari]'",
+        ) from error
+
+
+def _steps(episodes: list[Any], source: str) -> Steps:
+    if not episodes:
+        raise UserError("there are no episodes in it.", where=source)
+    for episode in episodes:
+        if len(episode.observations) != len(episode) + 1:
+            raise UserError(
+                f"episode {episode.id} has {len(episode.observations)} observations for "
+                f"{len(episode)} steps; one more than steps is needed.",
+                where=source,
+            )
+    joined = {
+        name: np.concatenate([getattr(episode, name) for episode in episodes])
+        for name in ("actions", "rewards", "terminations", "truncations")
+    }
+    terminals, timeouts = joined["terminations"], joined["truncations"]
+    last_rows = np.cumsum([len(episode) for episode in episodes]) - 1
+    timeouts[last_rows] |= ~terminals[last_rows]
+    here, following = (
+        np.concatenate([episode.observations[part] for episode in episodes])
+        for part in (slice(-1), slice(1, None))
+    )
+    steps = Steps(here, joined["actions"], joined["rewards"], terminals, timeouts, following)
+    return steps.checked(source)

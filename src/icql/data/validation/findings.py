@@ -1,0 +1,127 @@
+"""What validation says of a log, and what its rules look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from icql.data.arrays import Bools, Doubles, Rows, Test, blocks, moments, tally
+from icql.data.tasks import Task
+from icql.data.transitions import Steps, Transitions
+from icql.errors import UserError
+
+ROUNDING = 1e-6  # of a column's largest number
+Severity = Literal["error", "warning"]
+Found = Iterator[tuple[Severity, str, int | None, str | None, str]]  # …, rule, row, column, message
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One defect: which rule, where, and what follows from it. Rows count from 0."""
+
+    rule: str
+    file: str
+    row: int | None
+    column: str | None
+    message: str
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """File, row and column, as far as they are known."""
+        row = None if self.row is None else f"row {self.row}"
+        return tuple(part for part in (self.file, row, self.column) if part is not None)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was found, and the transitions that the log gives: None where there are errors."""
+
+    errors: tuple[Finding, ...] = ()
+    warnings: tuple[Finding, ...] = ()
+    transitions: Transitions | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the data can be trained on."""
+        return not self.errors
+
+    def usable(self, dataset: str) -> Transitions:
+        """The transitions; where there are errors, the first one is raised as a `UserError`."""
+        if self.transitions is not None:
+            return self.transitions
+        first, more = self.errors[0], len(self.errors) - 1
+        others = f"{more} more finding(s): " if more else ""
+        raise UserError(
+            first.message,
+            where=", ".join(first.place),
+            fix=f"{others}'icql data validate {dataset}' tells more.",
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """`ok`, `errors`, `warnings` and the number of `transitions` (None with errors)."""
+        return {
+            "ok": self.ok,
+            "errors": [asdict(finding) for finding in self.errors],
+            "warnings": [asdict(finding) for finding in self.warnings],
+            "transitions": None if self.transitions is None else len(self.transitions),
+        }
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Steps with what every rule needs to know about them."""
+
+    steps: Steps
+    task: Task | None
+    ends: Bools  # (T,)
+    good: Bools  # (T,) valid and finite
+    starts: Rows  # (E,) first row of every episode, a last unfinished one included
+    last: Rows  # (E,) last row of every episode
+    scale: Doubles  # (obs,) standard deviation of the good rows; 1 where it is rounding
+
+    @classmethod
+    def of(cls, steps: Steps, task: Task | None) -> Examined:
+        """Look once at everything."""
+        ends = steps.ends
+        good = np.empty(len(steps), np.bool_)
+        largest = np.ones(steps.observations.shape[1], np.float32)
+        for block in blocks(*steps.observations.shape):
+            part = steps.observations[block]
+            fine = np.isfinite(part).all(1) & np.isfinite(steps.actions[block]).all(1)
+            fine &= np.isfinite(steps.rewards[block])
+            good[block] = fine if steps.valid is None else fine & steps.valid[block]
+            largest = np.maximum(largest, np.abs(part[good[block]]).max(0, initial=1.0))
+        spread = moments(steps.observations, good)[1]
+        spread[spread <= ROUNDING * largest] = 1.0
+        starts = np.flatnonzero(np.append(True, ends[:-1]))
+        last = np.append(starts[1:] - 1, len(steps) - 1)
+        return cls(steps, task, ends, good, starts, last, scale=spread)
+
+    def pair(self, rows: slice, *, across: bool = False) -> Bools:
+        """Good rows whose next row is good and belongs to the same episode (`across`: another).
+
+        Neither is asked of the log's last row: `rows` lie before it.
+        """
+        after = slice(rows.start + 1, rows.stop + 1)
+        ends = self.ends[rows] if across else ~self.ends[rows]
+        return ends & self.good[rows] & self.good[after]
+
+    def pairs(self, test: Test | None = None, *, across: bool = False) -> tuple[int | None, int]:
+        """The first such row that passes the test too, and their number."""
+        return tally(
+            len(self.steps) - 1,
+            lambda rows: self.pair(rows, across=across) & (True if test is None else test(rows)),
+            width=self.steps.observations.shape[1] if test else 1,
+        )
+
+    def scaled(self, rows: Rows) -> Doubles:
+        """Observations of these rows in units of their standard deviation."""
+        return self.steps.observations[rows].astype(np.float64) / self.scale
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things as people say it."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -20,7 +20,7 @@ from icql.algos.dt import DT, action_loss, trajectory_of
 from icql.algos.radt import ACTING, NO_EPISODE, Memory
 from icql.data.transitions import Steps, Transitions
 from icql.errors import UserError
-from icql.evaluation.rollout import act_all, rollout, start_all, step_all
+from icql.evaluation.rollout import Player, act_all, rollout, start_all, step_all
 from icql.nn.history import Goal, History
 from icql.nn.policies import Standardised
 from icql.nn.transformer import DecisionTransformer, Trajectory, causal_mask
@@ -504,6 +504,7 @@ class Witness:
 
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_a_player_is_told_rewards_and_beginnings(parallel):
-    played = rollout(Witness(), Chain, episodes=7, seed=0, parallel=parallel)
+    player = Player(Witness().start, Witness().step)
+    played = rollout(player, Chain, episodes=7, seed=0, parallel=parallel)
     np.testing.assert_array_equal(played.returns, played.lengths * (played.lengths + 1) / 2)
     assert len(set(played.lengths.tolist())) > 1

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Any, Self, TypeAlias
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -23,29 +22,20 @@ from icql.errors import UserError
 from icql.evaluation.environments import Env, make_env
 
 Act: TypeAlias = Callable[[NDArray[np.float32]], Any]  # (rows, obs) → (rows, act), array-like
+Seen: TypeAlias = NDArray[np.float32]
 Progress: TypeAlias = Callable[[int, int], None]  # (policy calls so far, episodes finished)
 
 PARALLEL = 20  # a FrankaKitchen environment holds 100 MB; more rows no longer save time
 DONE = -1  # the row has no episode left
 
 
-@runtime_checkable
-class Player(Protocol):
-    """Something that acts with memory of its episodes; see `icql.nn.policies.MemoryPolicy`."""
+@dataclass(frozen=True)
+class Player:
+    """Acts with memory of its episodes; see `icql.nn.policies.MemoryPolicy`."""
 
-    def start(self, rows: int) -> Any:
-        """Return what is carried into the first step."""
-        ...
-
-    def step(
-        self,
-        carry: Any,
-        observations: NDArray[np.float32],
-        rewards: NDArray[np.float32],
-        fresh: NDArray[np.bool_],
-    ) -> tuple[Any, Any]:
-        """Return the actions (rows, act) and what is carried on."""
-        ...
+    start: Callable[[int], Any]  # rows → what is carried into the first step
+    # what was carried, observations, previous rewards, whether fresh → actions, what is carried on
+    step: Callable[[Any, Seen, Seen, NDArray[np.bool_]], tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -66,12 +56,9 @@ class Rollouts:
 
     def split(self, policies: int) -> tuple[Rollouts, ...]:
         """One `Rollouts` per policy, for a rollout that was given `policies` seeds."""
-        size = len(self) // policies
-        parts = [slice(i * size, (i + 1) * size) for i in range(policies)]
-        return tuple(
-            Rollouts(self.returns[part], self.lengths[part], self.terminated[part], self.seconds)
-            for part in parts
-        )
+        columns = (self.returns, self.lengths, self.terminated)
+        parts = zip(*(np.split(column, policies) for column in columns), strict=True)
+        return tuple(Rollouts(r, n, end, self.seconds) for r, n, end in parts)
 
 
 class EnvPool:
@@ -103,12 +90,7 @@ class EnvPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -165,7 +147,7 @@ def rollout(
         run = executor.map if len(shares) > 1 else map
 
         list(run(batch.reset, shares))
-        player = act if isinstance(act, Player) else _Memoryless(act)
+        player = act if isinstance(act, Player) else _memoryless(act)
         carry, steps = player.start(len(batch.envs)), 0
         while (batch.playing != DONE).any():
             seen = (batch.observations.copy(), batch.rewards.copy(), batch.fresh.copy())
@@ -188,30 +170,25 @@ def evaluate_policies(
     progress: Progress | None = None,
 ) -> tuple[Rollouts, ...]:
     """Play `episodes` episodes with each of several stacked policies; one seed for each."""
-    player = _Stacked(policies, len(seeds))
+    count = len(seeds)
+
+    def step(carry: Any, *seen: NDArray[Any]) -> tuple[Any, Any]:
+        apart = (jnp.asarray(x.reshape(count, -1, *x.shape[1:])) for x in seen)
+        actions, carry = step_all(policies, carry, *apart)
+        return np.asarray(actions).reshape(len(seen[0]), -1), carry
+
+    player = Player(lambda rows: start_all(policies, rows // count), step)
     played = rollout(player, environments, episodes=episodes, seed=list(seeds), progress=progress)
-    return played.split(len(seeds))
+    return played.split(count)
+
+
+def _memoryless(act: Act) -> Player:
+    return Player(lambda rows: None, lambda carry, observations, *_: (act(observations), None))
 
 
 def episode_seed(seed: int, episode: int) -> int:
     """The seed that episode number `episode` of an evaluation with `seed` resets with."""
     return int(np.random.SeedSequence([seed, episode]).generate_state(1)[0])
-
-
-class _Memoryless:
-    """A plain function as a `Player`."""
-
-    def __init__(self, act: Act) -> None:
-        self.act = act
-
-    def start(self, rows: int) -> None:
-        """Carry nothing."""
-
-    def step(
-        self, carry: None, observations: NDArray[np.float32], rewards: Any, fresh: Any
-    ) -> tuple[Any, None]:
-        """Act on the observations alone."""
-        return self.act(observations), None
 
 
 @eqx.filter_jit
@@ -243,32 +220,6 @@ def step_all(
     return eqx.filter_vmap(lambda p, *seen: p.step(*seen), in_axes=(eqx.if_array(0), 0, 0, 0, 0))(
         policies, carry, observations, rewards, fresh
     )
-
-
-class _Stacked:
-    """Stacked policies as one player whose rows are policy after policy."""
-
-    def __init__(self, policies: Any, count: int) -> None:
-        self.policies, self.count = policies, count
-
-    def start(self, rows: int) -> Any:
-        """What all policies carry into the first step."""
-        return start_all(self.policies, rows // self.count)
-
-    def step(
-        self,
-        carry: Any,
-        observations: NDArray[np.float32],
-        rewards: NDArray[np.float32],
-        fresh: NDArray[np.bool_],
-    ) -> tuple[NDArray[np.float32], Any]:
-        """Each policy acts on its own rows."""
-        seen = (
-            jnp.asarray(x.reshape(self.count, -1, *x.shape[1:]))
-            for x in (observations, rewards, fresh)
-        )
-        actions, carry = step_all(self.policies, carry, *seen)
-        return np.asarray(actions).reshape(len(observations), -1), carry
 
 
 class _Batch:

@@ -51,12 +51,9 @@ class Bystander:
 
     saved = 0  # updates that a checkpoint holds
 
-    def restore(self, step: int, like: Any) -> Any:
-        """Return the states that were saved at `step`, shaped like these."""
-        return like
-
-    def start(self, step: int) -> None:
-        """Updates begin after update `step`."""
+    def start(self, step: int, states: Any) -> Any:
+        """Return the states after update `step`, shaped like these: those saved, if it is one."""
+        return states
 
     def updates(self, left: int) -> int:
         """How many updates to run next, at most `left`; the first process decides."""
@@ -100,18 +97,17 @@ class Desk(Bystander):
         """Wait for checkpoints; close environments and logs."""
         self._open.close()
 
-    def restore(self, step: int, like: Any) -> Any:
-        """Return the states that were saved at `step`, shaped like these."""
-        self.display.say(f"resuming at update {step:,}")
-        return self.checkpoints.restore(step, like)
-
-    def start(self, step: int) -> None:
-        """Open the log and the display; what was logged after `step` is forgotten."""
+    def start(self, step: int, states: Any) -> Any:
+        """Restore what was saved; open the log, which forgets what came later, and the display."""
+        if step:
+            self.display.say(f"resuming at update {step:,}")
+            states = self.checkpoints.restore(step, states)
         self.log = MetricLog(self.folder, self.members, step)
         self._open.callback(self.log.close)
         self.work = self._open.enter_context(self.display.work("training", self.plan.run.steps))
         self.work.start_at(step)
         self.logged, self.sums = step, dict[str, Any]()
+        return states
 
     def updates(self, left: int) -> int:
         """How many updates to run next: pieces short enough to watch."""

@@ -53,17 +53,9 @@ class Plan:
         check_offline(algo)
         named = find_task(dataset) if task is None else get_task(task)
         name = None if named is None else named.name
-        chosen = resolve_preset(algo, preset, name)
+        chosen = vars(resolve_preset(algo, preset, name))  # settings, run, sources
         return cls(
-            algo=algo,
-            task=name,
-            dataset=dataset,
-            preset=preset,
-            settings=chosen.settings,
-            run=chosen.run,
-            seeds=(0,),
-            grid={},
-            sources=chosen.sources,
+            algo=algo, task=name, dataset=dataset, preset=preset, seeds=(0,), grid={}, **chosen
         )
 
     @classmethod

@@ -82,9 +82,9 @@ def drive(plan: Plan, loop: Loop, states: Any, desk: Bystander) -> Any:
     only the first one does is done at its desk.
     """
     step = agree(desk.saved)
+    begun = desk.start(step, loop.gather(states))
     if step:
-        states = loop.place(share(desk.restore(step, loop.gather(states))))
-    desk.start(step)
+        states = loop.place(share(begun))
     while step < plan.run.steps:
         goal = plan.next_mark(step)
         while step < goal:

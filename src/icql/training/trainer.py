@@ -82,9 +82,8 @@ def drive(plan: Plan, loop: Loop, states: Any, desk: Bystander) -> Any:
     only the first one does is done at its desk.
     """
     step = agree(desk.saved)
-    begun = desk.start(step, loop.gather(states))
-    if step:
-        states = loop.place(share(begun))
+    states = desk.start(step, loop.gather(states))
+    states = loop.place(share(states) if step else states)
     while step < plan.run.steps:
         goal = plan.next_mark(step)
         while step < goal:

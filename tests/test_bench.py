@@ -20,7 +20,7 @@ from icql.settings.algorithms import BCSettings
 from icql.training import memory
 from icql.training.device import DeviceData, fit_normaliser, to_device
 from icql.training.loop import Loop
-from icql.training.memory import Memory, check_memory, memory_of, predict_memory
+from icql.training.memory import MemoryNeed, check_memory, memory_of
 
 OBS, ACT = 5, 2
 
@@ -67,9 +67,10 @@ def test_flops_of_bc_by_hand(data):
 
 
 def test_memory_grows_with_seeds_and_batch(data):
-    def predict(seeds: int, batch: int) -> memory.Memory:
+    def predict(seeds: int, batch: int) -> MemoryNeed:
         settings = BCSettings(hidden=(16, 16), batch_size=batch)
-        return predict_memory(BC(settings, Spec(OBS, ACT, 10)), data, range(seeds))
+        loop = Loop(BC(settings, Spec(OBS, ACT, 10)), data, range(seeds))
+        return memory_of(loop, loop.init())
 
     one, four, large = predict(1, 64), predict(4, 64), predict(1, 1024)
     held = sum(x.nbytes for x in jax.tree.leaves(eqx.filter(data, eqx.is_array)))
@@ -156,7 +157,7 @@ def test_the_precision_asked_for_is_the_one_that_is_measured(capsys, monkeypatch
 
     def measure(loop, effort):
         measured.append(loop.precision)
-        return speed.UpdateCost(1.0, 1.0, Memory(1, 1, 1), 1.0)
+        return speed.UpdateCost(1.0, 1.0, MemoryNeed(1, 1, 1), 1.0)
 
     monkeypatch.setattr(speed, "measure_update", measure)
     assert main(["bench", *argv, *QUICK, "--precision", "bfloat16", "--json"]) == 0
@@ -164,14 +165,12 @@ def test_the_precision_asked_for_is_the_one_that_is_measured(capsys, monkeypatch
 
 
 def test_bench_cost_puts_the_paper_beside(capsys, monkeypatch):
-    from icql.cli import bench_cost
-
     def small(algo, data, *, settings, **rest):
         tiny = {"hidden": [8], "batch_size": 8, "local.features": 4}
         return cost_of(algo, data, settings={**settings, **tiny}, **rest)
 
-    cost_of = bench_cost.cost_of
-    monkeypatch.setattr(bench_cost, "cost_of", small)
+    cost_of = speed.cost_of
+    monkeypatch.setattr(speed, "cost_of", small)
     assert main(["bench", "cost", "--contexts", "10", "--layers", "20", *QUICK]) == 0
     tables = capsys.readouterr().out
     assert "(46.94)" in tables  # ms at K = 10, L = 20

@@ -20,8 +20,7 @@ from icql.algos.dt import DT, action_loss, trajectory_of
 from icql.algos.radt import ACTING, NO_EPISODE, Memory
 from icql.data.transitions import Steps, Transitions
 from icql.errors import UserError
-from icql.evaluation.policies import act, start, step
-from icql.evaluation.rollout import rollout
+from icql.evaluation.rollout import Player, act_all, rollout, start_all, step_all
 from icql.nn.history import Goal, History
 from icql.nn.policies import Standardised
 from icql.nn.transformer import DecisionTransformer, Trajectory, causal_mask
@@ -302,10 +301,10 @@ def test_dt_acts_as_it_was_trained():
     model = jax.tree.map(lambda x: x[1] if eqx.is_array(x) else x, policies.policy.model)
     s = jax.random.normal(jax.random.key(1), (4, 2, 3, OBS))  # step, seed, row
     rewards = jnp.arange(4.0)[:, None, None] * jnp.ones((4, 2, 3))
-    carry, played = start(policies, 3), []
+    carry, played = start_all(policies, 3), []
     for t in range(4):
         fresh = jnp.full((2, 3), t == 0)
-        a, carry = step(policies, carry, s[t], rewards[t], fresh)
+        a, carry = step_all(policies, carry, s[t], rewards[t], fresh)
         played.append(a)
     window = Trajectory(
         to_go=jnp.tile(5 - jnp.cumsum(jnp.arange(4.0)), (3, 1)),
@@ -321,8 +320,9 @@ def test_dt_acts_as_it_was_trained():
 
 def test_without_history_a_policy_acts_as_at_the_beginning():
     policies, s = dt_policies(), jax.random.normal(jax.random.key(2), (2, 3, OBS))
-    first, _ = step(policies, start(policies, 3), s, jnp.zeros((2, 3)), jnp.ones((2, 3), bool))
-    np.testing.assert_allclose(act(policies, s), first, rtol=1e-5)
+    carry = start_all(policies, 3)
+    first, _ = step_all(policies, carry, s, jnp.zeros((2, 3)), jnp.ones((2, 3), bool))
+    np.testing.assert_allclose(act_all(policies, s), first, rtol=1e-5)
 
 
 def test_a_policy_with_memory_is_compiled_once():
@@ -337,11 +337,11 @@ def test_a_policy_with_memory_is_compiled_once():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(policies.policy), "step", counted)
-        carry = start(policies, rows)
+        carry = start_all(policies, rows)
         for t in range(4):
             s, r = np.full((2, rows, OBS), t, np.float32), np.zeros((2, rows), np.float32)
             fresh = np.full((2, rows), t == 0)
-            _, carry = step(policies, carry, *(jnp.asarray(x) for x in (s, r, fresh)))
+            _, carry = step_all(policies, carry, *(jnp.asarray(x) for x in (s, r, fresh)))
     assert traces == 1
 
 
@@ -504,6 +504,7 @@ class Witness:
 
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_a_player_is_told_rewards_and_beginnings(parallel):
-    played = rollout(Witness(), Chain, episodes=7, seed=0, parallel=parallel)
+    player = Player(Witness().start, Witness().step)
+    played = rollout(player, Chain, episodes=7, seed=0, parallel=parallel)
     np.testing.assert_array_equal(played.returns, played.lengths * (played.lengths + 1) / 2)
     assert len(set(played.lengths.tolist())) > 1

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -64,12 +62,7 @@ class Work:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -101,8 +94,3 @@ def _clock(seconds: float) -> str:
     minutes, seconds = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-
-
-def stderr_line(message: str) -> None:
-    """Write one plain line to standard error."""
-    sys.stderr.write(message + "\n")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tyro
 
-from icql.bench.speed import Effort, cost_of, describe_device, made_up_data, paper_costs
-from icql.files import write_json
+from icql.cli.bench_speed import Measuring, report
 from icql.progress import Display
-from icql.settings.run import Precision
 
 DESCRIPTION = """Regenerate the paper's cost tables of ICQL: time, GFLOPs and memory of one update.
 
@@ -26,64 +23,46 @@ TABLES = {
 }
 
 
-@dataclass(frozen=True)
-class Cost:
+@dataclass(frozen=True, kw_only=True)
+class Cost(Measuring):
     """The options of `icql bench cost`."""
 
     contexts: tuple[int, ...] = (10, 20, 30, 40)
     """Context lengths K."""
     layers: tuple[int, ...] = (10, 20, 30, 40)
     """Layers L."""
-    seeds: int = 1
-    """Seeds side by side; costs are of one update of all."""
-    rows: int = 20_000
-    """Transitions of the made-up data (17 observations, 6 actions)."""
-    precision: Precision = "float32"
-    """Of the matrix products (see 'icql train --help')."""
-    seconds: float = 1.0
-    """Length of one timed run, about."""
-    repeats: int = 5
-    """Timed runs, of which the median counts."""
-    out: Path | None = None
-    """Also write the JSON to this file."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print one JSON object on standard output."""
 
 
 def run(argv: list[str]) -> dict[str, Any] | None:
     """Parse, measure, print."""
     options = tyro.cli(Cost, prog="icql bench cost", description=DESCRIPTION, args=argv)
-    data, effort = made_up_data(options.rows), Effort(options.seconds, options.repeats)
+
+    from icql.bench import speed
+
+    data, effort = speed.made_up_data(options.rows), speed.Effort(options.seconds, options.repeats)
     grid = [(k, layers) for layers in options.layers for k in options.contexts]
     rows: list[dict[str, Any]] = []
     with Display().work("measuring", len(grid)) as work:
         for k, layers in grid:
             work.update(len(rows), f"K = {k}, L = {layers}")
-            changes = {"context.k": k, "local.layers": layers}
-            cost = cost_of(
+            cost = speed.cost_of(
                 "icql",
                 data,
                 seeds=options.seeds,
-                settings=changes,
+                settings={"context.k": k, "local.layers": layers},
                 precision=options.precision,
                 effort=effort,
             )
             rows.append({"k": k, "layers": layers, **cost.as_json()})
-    paper = {name: paper_costs()[name] for name, _ in TABLES.values()}
     result = {
-        "device": describe_device(),
+        "device": speed.describe_device(),
         "seeds": options.seeds,
         "precision": options.precision,
         "rows": options.rows,
         "costs": rows,
-        "paper": paper,
+        "paper": {name: speed.paper_costs()[name] for name, _ in TABLES.values()},
     }
-    if options.out is not None:
-        write_json(options.out, result)
-    if options.json:
-        return result
-    _print(options, result)
-    return None
+    return report(options, result, lambda result: _print(options, result))
 
 
 def _print(options: Cost, result: dict[str, Any]) -> None:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import tyro
 
 from icql.algos.presets import PresetName
 from icql.algos.registry import algorithms, get_algorithm
-from icql.bench.speed import (
-    Effort,
-    cost_of,
-    describe_device,
-    made_up_data,
-    paper_costs,
-    retrieval_cost,
-)
 from icql.errors import UserError
 from icql.files import write_json
 from icql.progress import Display
@@ -34,28 +26,16 @@ compiled program says. One update of a method with a delayed policy (td3bc, icql
 dmg) holds two critic steps. The paper's numbers (on its own machine) stand beside ours."""
 
 
-@dataclass(frozen=True)
-class Speed:
-    """The options of `icql bench speed`."""
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """The options that measurements share."""
 
-    algos: tuple[str, ...] = ()
-    """Algorithms (none given: all)."""
-    preset: PresetName = "paper"
-    """Whose settings."""
     seeds: int = 1
-    """Seeds side by side; times are of one update of all."""
+    """Seeds side by side; costs are of one update of all."""
     rows: int = 20_000
-    """Transitions of the made-up data."""
-    obs: int = 17
-    """Dimension of observations."""
-    act: int = 6
-    """Dimension of actions."""
-    k: int = 20
-    """Context length of the timed retrieval."""
+    """Transitions of the made-up data (17 observations, 6 actions, unless said otherwise)."""
     precision: Precision = "float32"
     """Of the matrix products (see 'icql train --help')."""
-    settings: tuple[str, ...] = ()
-    """Changes of settings for every algorithm that is timed, e.g. local.layers=10."""
     seconds: float = 1.0
     """Length of one timed run, about."""
     repeats: int = 5
@@ -66,6 +46,24 @@ class Speed:
     """Print one JSON object on standard output."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Speed(Measuring):
+    """The options of `icql bench speed`."""
+
+    algos: tuple[str, ...] = ()
+    """Algorithms (none given: all)."""
+    preset: PresetName = "paper"
+    """Whose settings."""
+    obs: int = 17
+    """Dimension of observations."""
+    act: int = 6
+    """Dimension of actions."""
+    k: int = 20
+    """Context length of the timed retrieval."""
+    settings: tuple[str, ...] = ()
+    """Changes of settings for every algorithm that is timed, e.g. local.layers=10."""
+
+
 def run(argv: list[str]) -> dict[str, Any] | None:
     """Parse, measure, print."""
     options = tyro.cli(Speed, prog="icql bench speed", description=DESCRIPTION, args=argv)
@@ -73,16 +71,21 @@ def run(argv: list[str]) -> dict[str, Any] | None:
     names = options.algos or tuple(algorithms())
     for name in names:
         get_algorithm(name)
-    data, paper = made_up_data(options.rows, options.obs, options.act), paper_costs()["algorithms"]
-    effort, display = Effort(options.seconds, options.repeats), Display()
+
+    import jax
+
+    from icql.bench import speed
+
+    data = speed.made_up_data(options.rows, options.obs, options.act)
+    effort, paper = speed.Effort(options.seconds, options.repeats), speed.paper_costs()
     engines: tuple[Engine, ...] = ("exact", "approximate")
     if jax.default_backend() != "cpu":
         engines = (*engines, "accelerator")
     rows, searches = list[dict[str, Any]](), list[dict[str, Any]]()
-    with display.work("measuring", len(names) + len(engines)) as work:
+    with Display().work("measuring", len(names) + len(engines)) as work:
         for name in names:
             work.update(len(rows), name)
-            cost = cost_of(
+            cost = speed.cost_of(
                 name,
                 data,
                 preset=options.preset,
@@ -91,12 +94,13 @@ def run(argv: list[str]) -> dict[str, Any] | None:
                 precision=options.precision,
                 effort=effort,
             )
-            rows.append({"algorithm": name, **cost.as_json(), "paper": paper.get(name)})
+            theirs = paper["algorithms"].get(name)
+            rows.append({"algorithm": name, **cost.as_json(), "paper": theirs})
         for engine in engines:
             work.update(len(rows) + len(searches), f"retrieval, {engine}")
-            searches.append(retrieval_cost(data, options.k, engine))
+            searches.append(speed.retrieval_cost(data, options.k, engine))
     result = {
-        "device": describe_device(),
+        "device": speed.describe_device(),
         "preset": options.preset,
         "seeds": options.seeds,
         "precision": options.precision,
@@ -104,13 +108,20 @@ def run(argv: list[str]) -> dict[str, Any] | None:
         "data": {"rows": options.rows, "obs": options.obs, "act": options.act},
         "updates": rows,
         "retrieval": searches,
-        "paper_source": paper["source"],
+        "paper_source": paper["algorithms"]["source"],
     }
+    return report(options, result, _print)
+
+
+def report(
+    options: Measuring, result: dict[str, Any], show: Callable[[dict[str, Any]], None]
+) -> dict[str, Any] | None:
+    """Write, return or show what was measured, as the options ask."""
     if options.out is not None:
         write_json(options.out, result)
     if options.json:
         return result
-    _print(result)
+    show(result)
     return None
 
 

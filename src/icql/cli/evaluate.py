@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tyro
 
-from icql.data import Task
-from icql.evaluation import Rollouts, summary
-from icql.loading import load_policy
 from icql.progress import Display
 from icql.settings.grid import say_settings
 from icql.training.run_folder import RunFolder
-from icql.training.versions import versions
+
+if TYPE_CHECKING:
+    from icql.data import Task
+    from icql.evaluation import Rollouts
 
 DESCRIPTION = """Score the final policies of a run in the environment of its task.
 
@@ -41,6 +41,10 @@ class Evaluate:
 def run(argv: list[str]) -> dict[str, Any] | None:
     """Parse, play, print."""
     options = tyro.cli(Evaluate, prog="icql evaluate", description=DESCRIPTION, args=argv)
+
+    from icql.training.trained import load_policy
+    from icql.training.versions import versions
+
     policy = load_policy(options.run)
     total = options.episodes * len(policy.members)
     with Display().work("episodes", total) as work:
@@ -82,6 +86,8 @@ def run(argv: list[str]) -> dict[str, Any] | None:
 
 def _scores(rollouts: list[Rollouts], task: Task) -> dict[str, Any]:
     """Scores, returns and lengths of every seed, and what they say together."""
+    from icql.evaluation.scores import summary
+
     per_seed = [float(r.normalized(task).mean()) for r in rollouts]
     statistics = summary(per_seed)
     return {

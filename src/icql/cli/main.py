@@ -4,21 +4,51 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from icql._version import __version__
 from icql.errors import UserError, nearest
 
-# command: (module with a `run(argv) -> result | None`, one line of help)
-COMMANDS = {
-    "train": ("icql.cli.train", "train a policy from logged data"),
-    "evaluate": ("icql.cli.evaluate", "score the policies of a run in their environment"),
-    "data": ("icql.cli.data", "list, show, validate, convert, fetch and collect datasets"),
-    "bench": ("icql.cli.bench", "time, operations and memory beside the paper's cost tables"),
-    "algos": ("icql.cli.algos", "list algorithms, their settings and where those come from"),
-}
+
+class Command(NamedTuple):
+    """A command: the module in `icql.cli` whose `run(argv)` returns what `--json` prints."""
+
+    summary: str
+    module: str
+
+
+class Group(NamedTuple):
+    """Commands under one name, and the help that lists them."""
+
+    summary: str
+    help: str
+    commands: Mapping[str, Command | Group]
+
+
+DATA = """\
+usage: icql data COMMAND [OPTIONS]      (every command has --help; --json for machines)
+
+{commands}
+
+A dataset is a task's name, a file or folder ({kinds}).
+The columns of CSV and Parquet logs are named by a TOML file beside them, e.g. logs.csv.toml:
+  observation = "obs_*"
+  action = ["torque"]
+  reward = "reward"
+  episode = "run"
+  time = "t"
+  terminal = "failed"
+"""
+
+BENCH = """\
+usage: icql bench COMMAND [OPTIONS]      (every command has --help; --json for machines)
+
+{commands}
+
+Made-up data of a given size, nothing is downloaded; the paper's numbers stand beside ours.
+"""
 
 HELP = """\
 icql: offline RL with local Q-functions inferred from retrieved transitions
@@ -36,19 +66,51 @@ Your own data:
   icql train --dataset logs.npz --critic local --local.layers 8
 """
 
+COMMANDS: dict[str, Command | Group] = {
+    "train": Command("train a policy from logged data", "train"),
+    "evaluate": Command("score the policies of a run in their environment", "evaluate"),
+    "data": Group(
+        "list, show, validate, convert, fetch and collect datasets",
+        DATA,
+        {
+            "list": Command("tasks, and which of their datasets are on this machine", "data_list"),
+            "show": Command("counts, returns and score of a dataset", "data_show"),
+            "validate": Command("look for mistakes in a dataset before training", "data_validate"),
+            "coverage": Command(
+                "how dense the data is: is local estimation possible?", "data_coverage"
+            ),
+            "convert": Command("write a dataset in another format", "data_convert"),
+            "fetch": Command("fetch a D4RL or Minari dataset", "data_fetch"),
+            "collect": Command("make a dataset with online SAC by D4RL's protocol", "data_collect"),
+        },
+    ),
+    "bench": Group(
+        "time, operations and memory beside the paper's cost tables",
+        BENCH,
+        {
+            "speed": Command(
+                "time, operations and memory of every algorithm's update", "bench_speed"
+            ),
+            "cost": Command(
+                "the paper's cost tables: ICQL by context length and layers", "bench_cost"
+            ),
+        },
+    ),
+    "algos": Command("list algorithms, their settings and where those come from", "algos"),
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        lines = (f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items())
-        print(HELP.format(commands="\n".join(lines)), end="")
-        return 0 if arguments else 2
-    if arguments[0] in ("-V", "--version"):
+    if arguments[:1] in (["-V"], ["--version"]):
         print(f"icql {__version__}")
         return 0
     try:
-        return _run(arguments[0], arguments[1:])
+        result = dispatch("icql", Group("", HELP, COMMANDS), arguments or ["--help"])
+        if result is not None:
+            print(json.dumps(result, allow_nan=False))
+        return 0 if arguments else UserError.exit_code
     except UserError as error:
         if "--json" in arguments:
             print(
@@ -56,20 +118,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         print(f"icql: error: {error}", file=sys.stderr)
         return UserError.exit_code
-    except KeyboardInterrupt:
-        resumes = " 'icql train --resume --out RUN' goes on." if arguments[0] == "train" else ""
-        print(f"icql: interrupted.{resumes}", file=sys.stderr)
+    except KeyboardInterrupt as stop:  # a command may say how to go on
+        print(f"icql: interrupted. {stop}".rstrip(), file=sys.stderr)
         return 130
     except BrokenPipeError:
         sys.stderr.close()
         return 1
 
 
-def _run(command: str, rest: list[str]) -> int:
-    if command not in COMMANDS:
-        raise UserError(f"there is no command {command!r}.", fix=nearest(command, list(COMMANDS)))
-    run: Callable[[list[str]], Any] = import_module(COMMANDS[command][0]).run
-    result = run(rest)
-    if result is not None:
-        print(json.dumps(result, allow_nan=False))
-    return 0
+def dispatch(name: str, group: Group, argv: list[str]) -> dict[str, Any] | None:
+    """Run the command of a group that `argv` begins with, or print the group's help."""
+    command = argv[0] if argv else ""
+    if command in ("-h", "--help"):
+        lines = (f"  {word:<10} {entry.summary}" for word, entry in group.commands.items())
+        words = {"commands": "\n".join(lines)}
+        if "{kinds}" in group.help:  # the readers are imported only where they are listed
+            words["kinds"] = import_module("icql.data.datasets").kinds()
+        print(group.help.format(**words), end="")
+        return None
+    entry = group.commands.get(command)
+    if entry is None:
+        said = f"there is no command {command!r}." if argv else "say which command."
+        raise UserError(said, where=name, fix=nearest(command, list(group.commands)))
+    if isinstance(entry, Group):
+        return dispatch(f"{name} {command}", entry, argv[1:])
+    result: dict[str, Any] | None = import_module(f"icql.cli.{entry.module}").run(argv[1:])
+    return result

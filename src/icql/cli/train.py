@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
 from icql.algos.presets import PresetName
-from icql.api import Request, default_out, execute, make_request, request_of
 from icql.data.arrays import read_size
 from icql.errors import UserError
 from icql.progress import Display
-from icql.settings.grid import plain_grid, read_grid, say_settings
+from icql.settings.grid import read_grid, say_settings
 from icql.settings.run import RunSettings
+from icql.training.plan import Plan
+from icql.training.run_folder import RunFolder
 
 S = TypeVar("S")
 
@@ -27,7 +27,8 @@ The settings below are those of the chosen --algo, with the defaults of the chos
 --task; any of them can be changed by its name, e.g. --local.layers 8 --context.k 10.
 
 The run folder holds settings, metrics, checkpoints, policies, scores and plots. A run that was
-stopped goes on, bit for bit, with: icql train --resume --out RUN"""
+stopped goes on, bit for bit, with: icql train --resume --out RUN
+A run whose updates do not depend on the number planned gets longer with: … --resume --steps N"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Train(Generic[S]):
     """A setting to vary, e.g. --grid beta=1,3,10; may be given again for another. Every combination
     is trained with every seed, side by side in one program."""
     resume: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Go on with the run in --out."""
+    """Go on with the run in --out, as it was started; --steps may be more, --dataset moved."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print one JSON object on standard output."""
     run: Annotated[RunSettings, tyro.conf.arg(name="")] = field(default_factory=RunSettings)
@@ -69,38 +70,52 @@ class Train(Generic[S]):
 
 def run(argv: list[str]) -> dict[str, Any] | None:
     """Parse, train, print."""
-    request, first = _first_look(argv)
-    default = Train(
-        algo=request.algo,
-        task=first.task,
-        dataset=first.dataset,
-        preset=first.preset,
-        run=request.run,
-        settings=request.settings,
-    )
+    start = _first_look(argv)
     # the type of the settings is known only now, once the algorithm is
-    form: Any = Train.__class_getitem__(type(request.settings))  # type: ignore[attr-defined]
+    form: Any = Train.__class_getitem__(type(start.settings))  # type: ignore[attr-defined]
+    default = Train(
+        algo=start.algo,
+        task=start.task,
+        dataset=start.dataset,
+        preset=start.preset,
+        seeds=len(start.seeds),
+        seed=start.seeds[0],
+        run=start.run,
+        settings=start.settings,
+    )
     options: Train[Any] = tyro.cli(
         form, prog="icql train", description=DESCRIPTION, args=argv, default=default
     )
-    if options.seeds < 1:
-        raise UserError("must be at least 1.", where="--seeds")
-    request = dataclasses.replace(request, settings=options.settings, run=options.run)
-    if not options.resume:
-        seeds = tuple(range(options.seed, options.seed + options.seeds))
-        request = dataclasses.replace(request, seeds=seeds)
-    if options.grid:
-        request = dataclasses.replace(request, grid=plain_grid(read_grid(options.grid)))
-    out = options.out or default_out(request)
-    memory = None if options.memory is None else read_size(options.memory, where="--memory")
-    result = execute(
-        request,
-        out=out,
-        resume=options.resume,
-        display=Display(),
-        memory=memory,
-        devices=options.devices,
+    plan = start.asked(
+        algo=options.algo,
+        task=options.task,
+        dataset=options.dataset,
+        preset=options.preset,
+        seeds=options.seeds,
+        seed=options.seed,
+        grid=read_grid(options.grid) if options.grid else None,
     )
+    plan = replace(plan, run=options.run, settings=options.settings)
+    if options.resume:
+        plan = start.resumed(plan)
+    memory = None if options.memory is None else read_size(options.memory, where="--memory")
+    out = options.out or plan.default_out()
+
+    from icql.training.trainer import run_training
+
+    try:
+        result = run_training(
+            plan,
+            out=out,
+            resume=options.resume,
+            display=Display(),
+            memory=memory,
+            devices=options.devices,
+        )
+    except KeyboardInterrupt:
+        begun = RunFolder(out).manifest_path.exists()
+        how = f"'icql train --resume --out {out}' goes on." if begun else ""
+        raise KeyboardInterrupt(how) from None
     if options.json:
         return result
     if "run" in result:  # the first process of a group speaks for all
@@ -108,33 +123,18 @@ def run(argv: list[str]) -> dict[str, Any] | None:
     return None
 
 
-def _first_look(argv: list[str]) -> tuple[Request, argparse.Namespace]:
-    """Read the options that decide the defaults of all others."""
+def _first_look(argv: list[str]) -> Plan:
+    """Return the plan that the options start from: it decides the defaults of all of them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--algo", default="icql")
-    parser.add_argument("--task")
-    parser.add_argument("--dataset")
-    parser.add_argument("--preset", default="quick")
-    parser.add_argument("--out", type=Path)
+    for name in ("algo", "task", "dataset", "preset", "out"):
+        parser.add_argument(f"--{name}")
     parser.add_argument("--resume", action="store_true")
     first, _ = parser.parse_known_args(argv)
     if not first.resume:
-        return (
-            make_request(first.algo, task=first.task, dataset=first.dataset, preset=first.preset),
-            first,
-        )
+        return Plan.make(first.algo, task=first.task, dataset=first.dataset, preset=first.preset)
     if first.out is None:
         raise UserError("say which run to resume.", where="--resume", fix="Add --out RUN.")
-    request = request_of(first.out)
-    for name in ("algo", "task", "dataset"):
-        given = getattr(first, name)
-        if f"--{name}" in argv and given != getattr(request, name):
-            raise UserError(
-                f"the run was started with {getattr(request, name)!r}, not {given!r}.",
-                where=f"--{name}",
-                fix="Leave it out, or give another --out.",
-            )
-    return request, first
+    return Plan.read(RunFolder.open(first.out))
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A policy plays episodes, many at a time, with one batched policy call per step."""
+"""Policies play episodes, many at a time, with one batched policy call per step."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Any, Self, TypeAlias
 
+import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float
 from numpy.typing import NDArray
 
 from icql.data.tasks import Task
@@ -20,29 +22,20 @@ from icql.errors import UserError
 from icql.evaluation.environments import Env, make_env
 
 Act: TypeAlias = Callable[[NDArray[np.float32]], Any]  # (rows, obs) → (rows, act), array-like
+Seen: TypeAlias = NDArray[np.float32]
 Progress: TypeAlias = Callable[[int, int], None]  # (policy calls so far, episodes finished)
 
 PARALLEL = 20  # a FrankaKitchen environment holds 100 MB; more rows no longer save time
 DONE = -1  # the row has no episode left
 
 
-@runtime_checkable
-class Player(Protocol):
-    """Something that acts with memory of its episodes; see `icql.nn.policies.MemoryPolicy`."""
+@dataclass(frozen=True)
+class Player:
+    """Acts with memory of its episodes; see `icql.nn.policies.MemoryPolicy`."""
 
-    def start(self, rows: int) -> Any:
-        """Return what is carried into the first step."""
-        ...
-
-    def step(
-        self,
-        carry: Any,
-        observations: NDArray[np.float32],
-        rewards: NDArray[np.float32],
-        fresh: NDArray[np.bool_],
-    ) -> tuple[Any, Any]:
-        """Return the actions (rows, act) and what is carried on."""
-        ...
+    start: Callable[[int], Any]  # rows → what is carried into the first step
+    # what was carried, observations, previous rewards, whether fresh → actions, what is carried on
+    step: Callable[[Any, Seen, Seen, NDArray[np.bool_]], tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -63,12 +56,9 @@ class Rollouts:
 
     def split(self, policies: int) -> tuple[Rollouts, ...]:
         """One `Rollouts` per policy, for a rollout that was given `policies` seeds."""
-        size = len(self) // policies
-        parts = [slice(i * size, (i + 1) * size) for i in range(policies)]
-        return tuple(
-            Rollouts(self.returns[part], self.lengths[part], self.terminated[part], self.seconds)
-            for part in parts
-        )
+        columns = (self.returns, self.lengths, self.terminated)
+        parts = zip(*(np.split(column, policies) for column in columns), strict=True)
+        return tuple(Rollouts(r, n, end, self.seconds) for r, n, end in parts)
 
 
 class EnvPool:
@@ -100,12 +90,7 @@ class EnvPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -162,7 +147,7 @@ def rollout(
         run = executor.map if len(shares) > 1 else map
 
         list(run(batch.reset, shares))
-        player = act if isinstance(act, Player) else _Memoryless(act)
+        player = act if isinstance(act, Player) else _memoryless(act)
         carry, steps = player.start(len(batch.envs)), 0
         while (batch.playing != DONE).any():
             seen = (batch.observations.copy(), batch.rewards.copy(), batch.fresh.copy())
@@ -176,25 +161,65 @@ def rollout(
     return Rollouts(batch.returns, batch.lengths, batch.terminated, seconds)
 
 
+def evaluate_policies(
+    policies: Any,
+    environments: EnvPool,
+    *,
+    episodes: int,
+    seeds: Sequence[int],
+    progress: Progress | None = None,
+) -> tuple[Rollouts, ...]:
+    """Play `episodes` episodes with each of several stacked policies; one seed for each."""
+    count = len(seeds)
+
+    def step(carry: Any, *seen: NDArray[Any]) -> tuple[Any, Any]:
+        apart = (jnp.asarray(x.reshape(count, -1, *x.shape[1:])) for x in seen)
+        actions, carry = step_all(policies, carry, *apart)
+        return np.asarray(actions).reshape(len(seen[0]), -1), carry
+
+    player = Player(lambda rows: start_all(policies, rows // count), step)
+    played = rollout(player, environments, episodes=episodes, seed=list(seeds), progress=progress)
+    return played.split(count)
+
+
+def _memoryless(act: Act) -> Player:
+    return Player(lambda rows: None, lambda carry, observations, *_: (act(observations), None))
+
+
 def episode_seed(seed: int, episode: int) -> int:
     """The seed that episode number `episode` of an evaluation with `seed` resets with."""
     return int(np.random.SeedSequence([seed, episode]).generate_state(1)[0])
 
 
-class _Memoryless:
-    """A plain function as a `Player`."""
+@eqx.filter_jit
+def act_all(
+    policies: Any, observations: Float[Array, "seeds rows obs"]
+) -> Float[Array, "seeds rows act"]:
+    """Actions of each stacked policy for its own rows of observations, without any history."""
+    actions: Array = eqx.filter_vmap(lambda p, s: p(s), in_axes=(eqx.if_array(0), 0))(
+        policies, observations
+    )
+    return actions
 
-    def __init__(self, act: Act) -> None:
-        self.act = act
 
-    def start(self, rows: int) -> None:
-        """Carry nothing."""
+@eqx.filter_jit
+def start_all(policies: Any, rows: int) -> Any:
+    """What each stacked policy carries into the first step of `rows` episodes."""
+    return eqx.filter_vmap(lambda p: p.start(rows), in_axes=eqx.if_array(0))(policies)
 
-    def step(
-        self, carry: None, observations: NDArray[np.float32], rewards: Any, fresh: Any
-    ) -> tuple[Any, None]:
-        """Act on the observations alone."""
-        return self.act(observations), None
+
+@eqx.filter_jit
+def step_all(
+    policies: Any,
+    carry: Any,
+    observations: Float[Array, "seeds rows obs"],
+    rewards: Float[Array, "seeds rows"],
+    fresh: Bool[Array, "seeds rows"],
+) -> tuple[Float[Array, "seeds rows act"], Any]:
+    """Actions of each stacked policy for its own rows, and what it carries on."""
+    return eqx.filter_vmap(lambda p, *seen: p.step(*seen), in_axes=(eqx.if_array(0), 0, 0, 0, 0))(
+        policies, carry, observations, rewards, fresh
+    )
 
 
 class _Batch:

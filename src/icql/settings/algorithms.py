@@ -61,6 +61,11 @@ class IQLSettings(CriticSettings):
     policy_dropout: BelowOne = 0.0
     """Dropout in the policy during training."""
 
+    @property
+    def scheduled_by(self) -> str | None:
+        """A cosine ends with the planned steps."""
+        return "cosine_policy" if self.cosine_policy else None
+
 
 @dataclass(frozen=True)
 class TD3BCSettings(DelayedSettings):
@@ -135,6 +140,11 @@ class DMGSettings(DelayedSettings):
     """Upper limit of the cloning weights exp(β A)."""
     cosine_policy: bool = True
     """Decay the policy's learning rate to zero over the run by a cosine."""
+
+    @property
+    def scheduled_by(self) -> str | None:
+        """A cosine ends with the planned steps."""
+        return "cosine_policy" if self.cosine_policy else None
 
 
 @dataclass(frozen=True)
@@ -251,6 +261,11 @@ class DTSettings(AlgorithmSettings):
                 fix="Scale returns-to-go with return_scale instead.",
             )
 
+    @property
+    def scheduled_by(self) -> str | None:
+        """A cosine ends with the planned steps."""
+        return "cosine" if self.cosine else None
+
 
 @dataclass(frozen=True)
 class RADTSettings(DTSettings):
@@ -273,3 +288,8 @@ class RADTSettings(DTSettings):
             )
         if self.refresh > min(self.memory_size, self.batch_size):
             raise UserError("must not exceed memory_size or batch_size.", where="refresh")
+
+    @property
+    def scheduled_by(self) -> str | None:
+        """Pretraining takes its share of the planned steps."""
+        return "pretrain" if self.pretrain < 1 else super().scheduled_by

@@ -21,6 +21,11 @@ class AlgorithmSettings(Settings):
     """Transitions per gradient step."""
     data: DataSettings = field(default_factory=DataSettings)
 
+    @property
+    def scheduled_by(self) -> str | None:
+        """The setting that ties updates to the number of steps that is planned, if one does."""
+        return None
+
 
 @dataclass(frozen=True)
 class LocalSettings(Settings):

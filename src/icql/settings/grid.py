@@ -55,7 +55,9 @@ def plain_grid(grid: Mapping[str, Sequence[Any]]) -> dict[str, tuple[float, ...]
         except (TypeError, ValueError):
             raise UserError(
                 f"must be a list of numbers, not {values!r}.",
-                where=f"grid, {name}",
+                where=f"--grid {name}",
                 fix='Write it as --grid beta=1,3,10 or grid={"beta": [1, 3, 10]}.',
             ) from None
+        if not plain[name] or len(set(plain[name])) < len(plain[name]):
+            raise UserError("must list each value once.", where=f"--grid {name}")
     return plain

@@ -4,10 +4,16 @@ Many updates run per compiled call, several seeds and settings side by side, wit
 need on the device and no host work in between. The number of updates per call is an argument, not a
 constant: one compiled program serves every chunk, so nothing is recompiled and a chunk of any
 length computes the same bits.
+
+Several devices form a mesh of two axes. Along `members` each device trains seeds and settings of
+its own, and none needs to hear of the others. Along `batch` devices share the rows of every batch:
+the compiler splits the work and sums the gradients; it pads rows that do not divide evenly, and the
+padding counts nowhere. Data is on every device; rows are drawn as on a single one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,17 +21,57 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.base import Algorithm
+from icql.algos.base import Algorithm, Batch
+from icql.errors import UserError
 from icql.nn.products import products_in
 from icql.settings.run import Precision
 from icql.training.device import DeviceData
-from icql.training.grid import vary
-from icql.training.group import wait_for_all
-from icql.training.mesh import BATCH, MEMBERS, WHOLE, gather, place
+from icql.training.processes import wait_for_all
 from icql.training.stream import Streamed, keys_of, rows_per_update
+from icql.training.vary import vary
+
+WHOLE, MEMBERS, BATCH = PartitionSpec(), PartitionSpec("members"), PartitionSpec("batch")
+
+
+def make_mesh(count: int | None, members: int) -> Mesh | None:
+    """Return the devices that train `members` side by side; None where it is a single one.
+
+    Args:
+        count: how many devices, 0 for all; None for one or, in a group of processes, for all.
+        members: seeds times settings; as many devices as divide them evenly form that axis.
+
+    Raises:
+        UserError: there are not so many, or a group of processes was to leave some out.
+    """
+    devices = jax.devices()
+    grouped = jax.process_count() > 1
+    if count is None:
+        count = 0 if grouped else 1
+    count = count or len(devices)
+    if not 0 < count <= len(devices):
+        raise UserError(
+            f"{count} were asked for, and there are {len(devices)} ({devices[0].device_kind}).",
+            where="--devices",
+            fix="Ask for fewer, or 0 for all.",
+        )
+    if grouped and count != len(devices):
+        raise UserError(
+            f"a group of processes trains on all of its {len(devices)} devices, not on {count}.",
+            where="--devices",
+            fix="Leave it out, or start fewer processes.",
+        )
+    if count == 1:
+        return None
+    apart = math.gcd(members, count)
+    return jax.make_mesh(
+        (apart, count // apart),
+        ("members", "batch"),
+        axis_types=(AxisType.Auto,) * 2,
+        devices=devices[:count],
+    )
 
 
 class Loop:
@@ -48,7 +94,7 @@ class Loop:
             data: on the device, or streamed to it.
             seeds: one for each member.
             varied: settings that differ between members, by dotted name, one value for each.
-            mesh: the devices, if there are several (`icql.training.mesh`).
+            mesh: the devices, if there are several.
             precision: of the updates' matrix products.
         """
         self.algorithm, self.mesh, self.precision = algorithm, mesh, precision
@@ -71,9 +117,13 @@ class Loop:
         return place(states, self.mesh, MEMBERS)
 
     def gather(self, states: Any) -> Any:
-        """Return the states of all members on one device of this process."""
+        """Return the states of all members on one device of this process; all processes ask."""
         wait_for_all()
-        return gather(states, self.mesh)
+        if self.mesh is None:
+            return states
+        arrays, rest = eqx.partition(states, eqx.is_array)
+        whole = jax.jit(_same, out_shardings=NamedSharding(self.mesh, WHOLE))(arrays)
+        return eqx.combine(jax.tree.map(lambda x: x.addressable_data(0), whole), rest)
 
     def each(self, function: Callable[[Any, Any], Any], states: Any) -> Any:
         """Return `function(algorithm, state)` of every member, for gathered states."""
@@ -103,6 +153,13 @@ class Loop:
             name: np.average([piece[name] for piece in pieces], axis=0, weights=lengths)
             for name in pieces[0]
         }
+
+    def batch_shape(self) -> Batch:
+        """Shapes of the batch that one update gets."""
+        data, _ = self.data.at(self._streams(), 0, self.rows)
+        rows = jax.ShapeDtypeStruct((self.rows,), jnp.int32)
+        shapes: Batch = jax.eval_shape(data.batch, rows)
+        return shapes
 
     def compile(self, states: Any) -> jax.stages.Compiled:
         """Compile what `advance` runs for such states, and run nothing; `advance` reuses it."""
@@ -181,3 +238,29 @@ class Loop:
     def _lay(self, tree: Any, spec: PartitionSpec) -> Any:
         """Tell the compiler how `tree` lies on the devices that share a batch, if any do."""
         return jax.lax.with_sharding_constraint(tree, spec) if self.splits else tree
+
+
+def place(tree: Any, mesh: Mesh | None, spec: PartitionSpec) -> Any:
+    """Put the arrays of `tree` on the mesh, every process its own part of the same values."""
+    if mesh is None:
+        return tree
+    arrays, rest = eqx.partition(tree, eqx.is_array)
+    sharding = NamedSharding(mesh, spec)
+    if jax.process_count() == 1:
+        placed = jax.device_put(arrays, sharding)
+    else:
+        placed = jax.tree.map(lambda x: _from_all(x, sharding), arrays)
+    return eqx.combine(placed, rest)
+
+
+def _from_all(x: Array, sharding: NamedSharding) -> Array:
+    """Each process puts its part of the same values; none asks whether the others have them."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data: Array = jax.random.wrap_key_data(_from_all(jax.random.key_data(x), sharding))
+        return data
+    values = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, sharding, lambda part: values[part])
+
+
+def _same(tree: Any) -> Any:  # by name, so that it is compiled once
+    return tree

@@ -6,7 +6,6 @@ loop reuses the program.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,13 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from icql.algos.base import Algorithm
 from icql.data.arrays import say_size
 from icql.errors import UserError
-from icql.training.device import DeviceData
 from icql.training.loop import Loop
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryNeed:
     """Bytes on the device at the peak of an update, all seeds together."""
 
     data: int  # transitions and neighbour tables, or the part of them that is held
@@ -40,19 +37,13 @@ class Memory:
         return self.data + self.beyond_data
 
 
-def predict_memory(algorithm: Algorithm[Any], data: DeviceData, seeds: Sequence[int]) -> Memory:
-    """Predict what training `algorithm` on `data` with these seeds side by side will take."""
-    loop = Loop(algorithm, data, seeds)
-    return memory_of(loop, loop.init())
-
-
-def memory_of(loop: Loop, states: Any) -> Memory:
+def memory_of(loop: Loop, states: Any) -> MemoryNeed:
     """Predict what `loop` will take for such `states`, from its compiled program."""
     needs = loop.compile(states).memory_analysis()
     assert needs is not None  # CPU, GPU and TPU all say
     arrays = jax.tree.leaves(eqx.filter(states, eqx.is_array))
     own = sum(x.addressable_shards[0].data.nbytes for x in arrays)  # of one device, as all here is
-    return Memory(
+    return MemoryNeed(
         data=needs.argument_size_in_bytes - own,
         states=own,
         work=needs.temp_size_in_bytes
@@ -62,7 +53,7 @@ def memory_of(loop: Loop, states: Any) -> Memory:
     )
 
 
-def check_memory(loop: Loop, states: Any) -> Memory:
+def check_memory(loop: Loop, states: Any) -> MemoryNeed:
     """Refuse a run that does not fit, before its first update.
 
     Data and states are on the device already; what else is needed must be free there.

@@ -1,36 +1,153 @@
-"""What a run is to do, what its folder records of that, and whether a folder is that run's."""
+"""What a run is to do: made from a preset or read from a run folder, before JAX is needed."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from icql.algos.registry import get_algorithm
-from icql.data import Task, Transitions
+from icql.algos.presets import PresetName, resolve_preset
+from icql.algos.registry import check_offline, get_algorithm
+from icql.data.tasks import find_task, get_task
 from icql.errors import UserError
-from icql.settings.change import override
-from icql.settings.grid import Member, members_of
+from icql.settings.change import leaves, override, read_back
+from icql.settings.grid import Member, members_of, plain_grid
 from icql.settings.run import RunSettings
 from icql.training.run_folder import RunFolder
-from icql.training.versions import versions
+
+DEFAULT_DATASET = "hopper-mini"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that decides a run's outcome."""
+    """Everything that decides a run's outcome, as `run.json` records it."""
 
     algo: str
+    task: str | None  # of the table; None: no environment, no score
     dataset: str
-    task: Task | None
+    preset: PresetName
     settings: Any
     run: RunSettings
     seeds: tuple[int, ...]
-    sources: tuple[str, ...] = ()  # where the settings come from
-    grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # settings that are varied
+    grid: Mapping[str, tuple[float, ...]]  # settings that are varied
+    sources: tuple[str, ...]  # where the settings come from
+
+    @classmethod
+    def make(
+        cls,
+        algo: str | None = None,
+        *,
+        task: str | None = None,
+        dataset: str | None = None,
+        preset: PresetName | None = None,
+    ) -> Plan:
+        """Return the plan of a preset, with one seed; what is not given has its default."""
+        algo, preset, dataset = (
+            algo or "icql",
+            preset or "quick",
+            dataset or task or DEFAULT_DATASET,
+        )
+        check_offline(algo)
+        named = find_task(dataset) if task is None else get_task(task)
+        name = None if named is None else named.name
+        chosen = vars(resolve_preset(algo, preset, name))  # settings, run, sources
+        return cls(
+            algo=algo, task=name, dataset=dataset, preset=preset, seeds=(0,), grid={}, **chosen
+        )
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Plan:
+        """Return the plan of the run in a folder."""
+        recorded, where = folder.manifest, str(folder.manifest_path)
+        try:
+            defaults = get_algorithm(recorded["algo"]).settings()
+            return cls(
+                algo=recorded["algo"],
+                task=recorded["task"],
+                dataset=recorded["dataset"],
+                preset=recorded["preset"],
+                settings=read_back(defaults, recorded["settings"], where=where),
+                run=read_back(RunSettings(), recorded["run"], where=where),
+                seeds=tuple(recorded["seeds"]),
+                grid=plain_grid(recorded["grid"]),
+                sources=tuple(recorded["sources"]),
+            )
+        except KeyError as missing:
+            raise UserError(f"lacks {missing}.", where=where) from None
+
+    def asked(
+        self,
+        *,
+        seed: int | None = None,
+        seeds: int | None = None,
+        grid: Mapping[str, Sequence[Any]] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        run: Mapping[str, Any] | None = None,
+        **named: str | None,
+    ) -> Plan:
+        """Return the plan with what is given in place of its own.
+
+        `seed` is the first of `seeds`, `settings` and `run` are changes by dotted name, and `named`
+        are algo, task, dataset and preset.
+        """
+        first = self.seeds[0] if seed is None else seed
+        count = len(self.seeds) if seeds is None else seeds
+        if count < 1:
+            raise UserError("must be at least 1.", where="--seeds")
+        changes: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
+        return dataclasses.replace(
+            self,
+            **changes,
+            seeds=tuple(range(first, first + count)),
+            grid=self.grid if grid is None else plain_grid(grid),
+            settings=override(self.settings, settings or {}),
+            run=override(self.run, run or {}),
+        )
+
+    def resumed(self, asked: Plan) -> Plan:
+        """Return the plan to go on with: this one, with more steps or moved data if asked for.
+
+        Raises:
+            UserError: anything else was asked for, or the updates so far would not be those of a
+                longer run.
+        """
+        mine, theirs, more = self._options(), asked._options(), asked.run.steps > self.run.steps
+        for name in mine:
+            if mine[name] != theirs.get(name) and not (name == "steps" and more):
+                raise UserError(
+                    f"the run was started with {mine[name]}, not {theirs.get(name)}.",
+                    where=f"--{name.replace('_', '-')}",
+                    fix="Leave it out, or give another --out.",
+                )
+        if more and (schedule := self.settings.scheduled_by) is not None:
+            raise UserError(
+                f"the run was planned with {self.run.steps:,} updates, and what they did follows "
+                f"from that number ({schedule} = {dict(leaves(self.settings))[schedule]}).",
+                where="--steps",
+                fix="Start a longer run with another --out.",
+            )
+        return dataclasses.replace(self, run=asked.run, dataset=asked.dataset)
+
+    def _options(self) -> dict[str, Any]:
+        """What decides the outcome, by the names of the command line's options."""
+        return {
+            "algo": self.algo,
+            "task": self.task,
+            "preset": self.preset,
+            "seed": self.seeds[0],
+            "seeds": len(self.seeds),
+            "grid": dict(self.grid),
+            **dict(leaves(self.run)),
+            **dict(leaves(self.settings)),
+        }
+
+    def default_out(self) -> Path:
+        """Return a new folder under `runs/`, named after the run and the time."""
+        stem = Path(self.dataset).stem.replace("/", "-").replace(":", "-")
+        return Path("runs") / f"{self.algo}-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -50,71 +167,3 @@ class Plan:
         run = self.run
         marks = (run.log_every, run.evaluate_every, run.checkpoint_every)
         return min(run.steps, *(step + m - step % m for m in marks))
-
-
-def make_manifest(plan: Plan, data: Transitions) -> dict[str, Any]:
-    """What a run folder records before anything is computed."""
-    manifest = {
-        "algo": plan.algo,
-        "dataset": plan.dataset,
-        "task": None if plan.task is None else plan.task.name,
-        "data_hash": data.content_hash(),
-        "observation_dim": data.observation_dim,
-        "action_dim": data.action_dim,
-        "settings": dataclasses.asdict(plan.settings),
-        "run": dataclasses.asdict(plan.run),
-        "seeds": plan.seeds,
-        "grid": dict(plan.grid),
-        "sources": plan.sources,
-        "versions": versions(),
-    }
-    # as it will be read back: tuples become lists
-    plain: dict[str, Any] = json.loads(json.dumps(manifest))
-    return plain
-
-
-def recorded_settings(folder: RunFolder) -> tuple[Any, RunSettings]:
-    """The settings of the algorithm and of the run that a folder records."""
-    manifest, where = folder.manifest, str(folder.manifest_path)
-    try:
-        settings = override(get_algorithm(manifest["algo"]).settings(), manifest["settings"])
-        return settings, override(RunSettings(), manifest["run"])
-    except KeyError as missing:
-        raise UserError(f"lacks {missing}.", where=where) from None
-    except UserError as wrong:
-        raise UserError(
-            f"does not fit this version of icql: {wrong.what}",
-            where=where,
-            fix="Its 'versions' say which one wrote it.",
-        ) from None
-
-
-def check_folder(out: Path, manifest: dict[str, Any], *, resume: bool) -> None:
-    """Check that there is room for a new run, or that the one to resume is this very run."""
-    if not resume:
-        RunFolder.check_free(out)
-        return
-    before = RunFolder.open(out).manifest
-    if before["data_hash"] != manifest["data_hash"]:
-        raise UserError(
-            f"holds a run on other data ({before['dataset']}, hash {before['data_hash'][:12]}; "
-            f"now {manifest['dataset']}, hash {manifest['data_hash'][:12]}).",
-            where=str(out),
-            fix="Give the data it was started with, or another --out.",
-        )
-    for key in ("algo", "task", "settings", "run", "seeds", "grid"):
-        if before.get(key, {}) != manifest[key]:
-            raise UserError(
-                f"was started otherwise: {_difference(before.get(key, {}), manifest[key], key)}.",
-                where=str(out),
-                fix="Resume with the same command, or give another --out.",
-            )
-
-
-def _difference(before: Any, now: Any, name: str) -> str:
-    """Name the first setting that differs."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted(before.keys() | now.keys()):
-            if before.get(key) != now.get(key):
-                return _difference(before.get(key), now.get(key), f"{name}.{key}")
-    return f"{name} was {before!r}, now {now!r}"

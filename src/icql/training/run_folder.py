@@ -14,22 +14,31 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.files import atomic, read_json, write_json
+from icql.settings.grid import Member
 
-FORMAT = 1
+FORMAT = 2
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """Paths and small files of one run."""
+    """Paths and small files of one run; the results are there only once it is finished."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest_path = path / "run.json"
+        self.metrics_path = path / "metrics.jsonl"
+        self.policy_path = path / "policy.safetensors"
+        self.critic_path = path / "critic.safetensors"
+        self.result_path = path / "result.json"
+        self.plots = path / "plots"
 
     @staticmethod
     def check_free(path: Path) -> None:
@@ -42,7 +51,7 @@ class RunFolder:
             )
 
     @classmethod
-    def create(cls, path: Path, manifest: dict[str, Any]) -> RunFolder:
+    def create(cls, path: Path, manifest: Mapping[str, Any]) -> RunFolder:
         """Start a new run in a folder that does not exist yet, or is empty."""
         cls.check_free(path)
         folder = cls(path)
@@ -74,11 +83,6 @@ class RunFolder:
         return folder
 
     @property
-    def manifest_path(self) -> Path:
-        """The file that says what was asked."""
-        return self.path / "run.json"
-
-    @property
     def manifest(self) -> dict[str, Any]:
         """What was asked."""
         content = read_json(self.manifest_path)
@@ -86,37 +90,19 @@ class RunFolder:
             raise UserError("is not a JSON object.", where=str(self.manifest_path))
         return content
 
-    @property
-    def result_path(self) -> Path:
-        """The final scores; present only once the run is finished."""
-        return self.path / "result.json"
+    def record(self, changes: Mapping[str, Any]) -> None:
+        """Change what was asked: a run that goes on may become longer, and its data may move."""
+        write_json(self.manifest_path, {**self.manifest, **changes})
 
-    @property
-    def metrics_path(self) -> Path:
-        """Metrics, one JSON object per line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def policy_path(self) -> Path:
-        """Final policies of all seeds."""
-        return self.path / "policy.safetensors"
-
-    @property
-    def critic_path(self) -> Path:
-        """Final critics of all seeds."""
-        return self.path / "critic.safetensors"
-
-    @property
-    def plots(self) -> Path:
-        """Folder of pictures."""
-        return self.path / "plots"
-
-    def append_metrics(self, row: dict[str, Any]) -> None:
-        """Append one row; a line is written whole or not at all."""
-        with self.metrics_path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+    def check_data(self, data: Transitions) -> None:
+        """Refuse data that the run was not made on; where it lies does not matter."""
+        before, now = self.manifest["data_hash"], data.content_hash()
+        if before != now:
+            raise UserError(
+                f"the run was made on other data (hash {before[:12]}, this is {now[:12]}).",
+                where=data.info.source or data.info.name,
+                fix="Name the right file with --dataset, in Python dataset=….",
+            )
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every row of metrics; a last line cut off by a kill is passed over."""
@@ -128,8 +114,35 @@ class RunFolder:
             except json.JSONDecodeError:
                 return
 
-    def keep_metrics_until(self, step: int) -> None:
-        """Forget rows after `step`: a resumed run writes them again."""
-        kept = [row for row in self.rows() if row["step"] <= step]
-        with atomic(self.metrics_path) as temporary:
+
+class MetricLog:
+    """Writes rows to `metrics.jsonl` and to TensorBoard, member by member, from `step` on.
+
+    Rows after `step` are forgotten: a resumed run writes them again.
+    """
+
+    def __init__(self, folder: RunFolder, members: Sequence[Member], step: int) -> None:
+        from tensorboardX import SummaryWriter
+
+        kept = [row for row in folder.rows() if row["step"] <= step]
+        with atomic(folder.metrics_path) as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        self._path = folder.metrics_path
+        self._tags = [member.label.replace(", ", "/").replace(" ", "") for member in members]
+        self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step)
+
+    def write(self, step: int, kind: str, values: Mapping[str, Any], **more: float) -> None:
+        """Append one row, whole or not at all; TensorBoard gets what is one number per member."""
+        for name, numbers in values.items():
+            if np.ndim(numbers) == 1:
+                for tag, number in zip(self._tags, numbers, strict=True):
+                    self._board.add_scalar(f"{kind}/{name}/{tag}", float(number), step)
+        plain = {name: np.asarray(x, np.float64).tolist() for name, x in values.items()}
+        with self._path.open("a") as file:
+            file.write(json.dumps({"step": step, "kind": kind, **more, **plain}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Flush everything."""
+        self._board.close()

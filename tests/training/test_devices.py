@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from icql.errors import UserError
-from icql.training.group import join_group
+from icql.training.processes import join_group
 from icql.training.run_folder import RunFolder
 
 CHILD = Path(__file__).parent / "devices_child.py"
@@ -21,10 +21,12 @@ SIMULATED = "--xla_force_host_platform_device_count=4"
 
 
 def start(what: str, folder: Path, **environment: str) -> subprocess.Popen[str]:
+    tests = str(CHILD.parent.parent)  # where the helpers lie
+    path = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "ICQL_CACHE": str(folder / "cache")}
     return subprocess.Popen(
         [sys.executable, "-W", "error", str(CHILD), what, str(folder)],
-        env={**os.environ, **quick, **environment},
+        env={**os.environ, **quick, "PYTHONPATH": path, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -53,7 +55,7 @@ def test_four_devices_train_what_one_does(devices: list[str]) -> None:
 
 
 def test_more_devices_than_there_are_is_refused(devices: list[str]) -> None:
-    assert devices[3].startswith("devices: 8 were asked for, and there are 4")
+    assert devices[3].startswith("--devices: 8 were asked for, and there are 4")
 
 
 def test_two_processes_train_what_one_does(folder: Path, devices: list[str]) -> None:

@@ -22,9 +22,8 @@ from icql.errors import UserError
 from icql.retrieval import build_neighbours
 from icql.settings.change import override
 from icql.training.device import fit_normaliser
-from icql.training.group import wait_for_all
-from icql.training.loop import Loop
-from icql.training.mesh import make_mesh
+from icql.training.loop import Loop, make_mesh
+from icql.training.processes import wait_for_all
 from icql.training.stream import Streamed, feed
 
 LOCAL = {"context.k": 3, "local.layers": 2, "local.features": 4, "local.dropout": 0.1}

@@ -16,9 +16,9 @@ import pytest
 
 import icql
 import pendulum
-from icql.api import request_of
 from icql.errors import UserError
 from icql.settings.grid import Member
+from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
 from icql.training.watch import Watch
 
@@ -200,7 +200,7 @@ def test_a_folder_of_another_version_says_so(data, tmp_path):
     manifest = json.loads((out / "run.json").read_text())
     manifest["settings"]["width"] = 3
     (out / "run.json").write_text(json.dumps(manifest))
-    for look in (icql.load_policy, request_of):
+    for look in (icql.load_policy, lambda path: Plan.read(RunFolder.open(path))):
         with pytest.raises(UserError, match=r"run\.json: does not fit this version .*'width'"):
             look(out)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import equinox as eqx
 import jax
@@ -17,39 +17,42 @@ from icql.algos.base import Algorithm, Spec
 from icql.algos.registry import make_algorithm
 from icql.data import Task, Transitions, get_task, load_dataset
 from icql.errors import UserError
-from icql.evaluation import EnvPool, Rollouts
-from icql.evaluation.policies import act, evaluate_policies
-from icql.evaluation.rollout import Progress
+from icql.evaluation.rollout import EnvPool, Progress, Rollouts, act_all, evaluate_policies
 from icql.nn.critics import Critics
 from icql.nn.policies import Standardised
 from icql.retrieval import retrieve
 from icql.settings.data import ContextSettings
-from icql.settings.grid import Member, members_of, say_settings
+from icql.settings.grid import Member, say_settings
 from icql.training.device import Normaliser, fit_normaliser, pack, unpack
-from icql.training.plan import recorded_settings
+from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
 from icql.weights import load_weights
 
-Place = Mapping[str, float]  # in a grid of settings: values by dotted name
+
+class Which(TypedDict, total=False):
+    """One of the members that were trained side by side; the first that fits, where not given."""
+
+    seed: int | None
+    """The training seed."""
+    settings: Mapping[str, float] | None
+    """Its place in the run's grid, if it has one: values by dotted name."""
 
 
 def load_policy(run: str | Path) -> TrainedPolicy:
     """Load the final policies of a run; nothing of the data or of retrieval is needed."""
-    folder = RunFolder.open(run)
-    manifest, algorithm = folder.manifest, algorithm_of(folder)
+    folder, plan, algorithm = _opened(run)
     _require_finished(folder, folder.policy_path)
-    members = _members(manifest)
-    width = (len(members), manifest["observation_dim"])
+    width = (len(plan.members), folder.manifest["observation_dim"])
     like = eqx.filter_eval_shape(
         lambda keys: Standardised(
             eqx.filter_vmap(lambda k: algorithm.policy(algorithm.init(k)))(keys),
             jnp.zeros(width),
             jnp.ones(width),
         ),
-        _keys(members),
+        _keys(plan),
     )
-    task = None if manifest["task"] is None else get_task(manifest["task"])
-    return TrainedPolicy(load_weights(folder.policy_path, like), members, task)
+    task = None if plan.task is None else get_task(plan.task)
+    return TrainedPolicy(load_weights(folder.policy_path, like), plan.members, task)
 
 
 def load_critic(run: str | Path, *, dataset: str | Path | None = None) -> TrainedCritic:
@@ -57,30 +60,21 @@ def load_critic(run: str | Path, *, dataset: str | Path | None = None) -> Traine
 
     `dataset` says where the data is now, if not where it was when the run was made.
     """
-    folder = RunFolder.open(run)
-    manifest, algorithm = folder.manifest, algorithm_of(folder)
+    folder, plan, algorithm = _opened(run)
     if not hasattr(algorithm, "critic"):
-        raise UserError(f"{manifest['algo']} has no critic.", where=str(folder.path))
+        raise UserError(f"{plan.algo} has no critic.", where=str(folder.path))
     _require_finished(folder, folder.critic_path)
-    data = load_dataset(dataset or manifest["dataset"], task=manifest["task"])
-    if data.content_hash() != manifest["data_hash"]:
-        raise UserError(
-            f"the run was made on other data (hash {manifest['data_hash'][:12]}, "
-            f"this is {data.content_hash()[:12]}).",
-            where=data.info.source or data.info.name,
-            fix="Name the right file with dataset=….",
-        )
-    members = _members(manifest)
+    data = load_dataset(dataset or plan.dataset, task=plan.task)
+    folder.check_data(data)
     like = eqx.filter_eval_shape(
         lambda keys: eqx.filter_vmap(lambda k: algorithm.critic(algorithm.init(k)))(keys),
-        _keys(members),
+        _keys(plan),
     )
-    normaliser = fit_normaliser(data, algorithm.settings.data)
     return TrainedCritic(
         load_weights(folder.critic_path, like),
-        members,
+        plan.members,
         data,
-        normaliser,
+        fit_normaliser(data, plan.settings.data),
         algorithm.needs.context,
     )
 
@@ -98,14 +92,8 @@ class TrainedPolicy:
         """The training seed of every member."""
         return tuple(member.seed for member in self.members)
 
-    def act(
-        self,
-        observations: ArrayLike,
-        *,
-        seed: int | None = None,
-        settings: Place | None = None,
-    ) -> NDArray[np.float32]:
-        """Actions for one observation (obs,) or a batch (B, obs), by one training seed's policy.
+    def act(self, observations: ArrayLike, **which: Unpack[Which]) -> NDArray[np.float32]:
+        """Actions for one observation (obs,) or a batch (B, obs), by one member's policy.
 
         A policy that remembers its episode (DT, RA-DT, QC) takes each observation as the first of
         an episode; to let it play on, use `evaluate`, or step `policies` (see `MemoryPolicy`).
@@ -119,10 +107,9 @@ class TrainedPolicy:
                 f"must have shape ({expected},) or (B, {expected}), not {batch.shape}.",
                 where="observations",
             )
-        one = _member(self.policies, self.members, seed, settings)
-        return np.asarray(act(one, jnp.asarray(np.atleast_2d(batch))[None])[0]).reshape(
-            *batch.shape[:-1], -1
-        )
+        i = _index(self.members, **which)
+        actions = act_all(_at(self.policies, slice(i, i + 1)), jnp.atleast_2d(batch)[None])
+        return np.asarray(actions[0]).reshape(*batch.shape[:-1], -1)
 
     def evaluate(
         self, *, episodes: int = 10, seed: int = 0, progress: Progress | None = None
@@ -154,34 +141,20 @@ class TrainedCritic:
     context: ContextSettings | None
 
     def q(
-        self,
-        states: ArrayLike,
-        actions: ArrayLike,
-        *,
-        seed: int | None = None,
-        settings: Place | None = None,
+        self, states: ArrayLike, actions: ArrayLike, **which: Unpack[Which]
     ) -> NDArray[np.float32]:
         """Q̂(s, a | Ω_s) of each pair, the least of the critics, on the scaled rewards: (B,)."""
-        s, a = self._batch(states), jnp.asarray(np.asarray(actions, np.float32))
-        critics = self._critics(seed, settings)
-        return np.asarray(critics.at(self._normalised(s), self._contexts(s))(a).min(0))
+        critics, (s, a, context) = self._critics(which), self._inputs(states, actions)
+        return np.asarray(critics.at(s, context)(a).min(0))
 
     def trace(
-        self,
-        states: ArrayLike,
-        actions: ArrayLike,
-        *,
-        seed: int | None = None,
-        settings: Place | None = None,
+        self, states: ArrayLike, actions: ArrayLike, **which: Unpack[Which]
     ) -> NDArray[np.float32]:
         """Q̂_ℓ(s, a | Ω_s) of the first critic after every layer: (L, B)."""
-        s, a = self._batch(states), jnp.asarray(np.asarray(actions, np.float32))
         if self.context is None:
             raise UserError("a global critic has no layers of TD.", where="trace")
-        member = jax.tree.map(
-            lambda x: x[0] if eqx.is_array(x) else x, self._critics(seed, settings).members
-        )
-        return np.asarray(member.trace(self._contexts(s), self._normalised(s), a))
+        critics, (s, a, context) = self._critics(which), self._inputs(states, actions)
+        return np.asarray(_at(critics.members, 0).trace(context, s, a))
 
     def neighbours(self, states: ArrayLike) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
         """Rows of the data that make up the context of each state, and their distances."""
@@ -208,12 +181,15 @@ class TrainedCritic:
             )
         return batch
 
-    def _critics(self, seed: int | None, settings: Place | None) -> Critics:
-        one = _member(self.critics, self.members, seed, settings)
-        return jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, one)
+    def _critics(self, which: Which) -> Critics:
+        critics: Critics = _at(self.critics, _index(self.members, **which))
+        return critics
 
-    def _normalised(self, states: NDArray[np.float32]) -> Any:
-        return jnp.asarray((states - self.normaliser.mean) / self.normaliser.std)
+    def _inputs(self, states: ArrayLike, actions: ArrayLike) -> tuple[Any, Any, Any]:
+        """Normalised states, actions and contexts."""
+        s, n = self._batch(states), self.normaliser
+        a = jnp.asarray(np.asarray(actions, np.float32))
+        return jnp.asarray((s - n.mean) / n.std), a, self._contexts(s)
 
     def _contexts(self, states: NDArray[np.float32]) -> Any:
         if self.context is None:
@@ -224,42 +200,41 @@ class TrainedCritic:
         return unpack(packed.reshape(*rows.shape, -1), *width)
 
 
-def algorithm_of(folder: RunFolder) -> Algorithm[Any]:
-    """Return the algorithm of a run, from its recorded settings."""
-    manifest, (settings, run) = folder.manifest, recorded_settings(folder)
+def _opened(run: str | Path) -> tuple[RunFolder, Plan, Algorithm[Any]]:
+    """A run folder, its plan and its algorithm."""
+    folder = RunFolder.open(run)
+    plan, manifest = Plan.read(folder), folder.manifest
     try:
-        spec = Spec(manifest["observation_dim"], manifest["action_dim"], run.steps)
+        spec = Spec(manifest["observation_dim"], manifest["action_dim"], plan.run.steps)
     except KeyError as missing:
         raise UserError(f"lacks {missing}.", where=str(folder.manifest_path)) from None
-    return make_algorithm(manifest["algo"], settings, spec)
+    return folder, plan, make_algorithm(plan.algo, plan.settings, spec)
 
 
-def _members(manifest: dict[str, Any]) -> tuple[Member, ...]:
-    return members_of(manifest["seeds"], manifest.get("grid", {}))
+def _keys(plan: Plan) -> Any:
+    return jax.eval_shape(lambda: jnp.stack([jax.random.key(m.seed) for m in plan.members]))
 
 
-def _keys(members: tuple[Member, ...]) -> Any:
-    return jax.eval_shape(lambda: jnp.stack([jax.random.key(m.seed) for m in members]))
-
-
-def _member(
-    stacked: Any, members: tuple[Member, ...], seed: int | None, settings: Place | None
-) -> Any:
-    """The slice of the first member that fits, still with its leading axis."""
+def _index(
+    members: tuple[Member, ...],
+    *,
+    seed: int | None = None,
+    settings: Mapping[str, float] | None = None,
+) -> int:
+    """The place of the first member that fits."""
     asked = settings or {}
-    fitting = (
-        i
-        for i, member in enumerate(members)
-        if seed in (None, member.seed) and asked.items() <= member.settings.items()
+    for i, member in enumerate(members):
+        if seed in (None, member.seed) and asked.items() <= member.settings.items():
+            return i
+    wanted = say_settings(asked) if seed is None else Member(seed, asked).label
+    raise UserError(
+        f"the run has no {wanted}; it has {'; '.join(m.label for m in members)}.",
+        where="settings" if asked else "seed",
     )
-    first = next(fitting, None)
-    if first is None:
-        wanted = say_settings(asked) if seed is None else Member(seed, asked).label
-        raise UserError(
-            f"the run has no {wanted}; it has {'; '.join(m.label for m in members)}.",
-            where="settings" if asked else "seed",
-        )
-    return jax.tree.map(lambda x: x[first : first + 1] if eqx.is_array(x) else x, stacked)
+
+
+def _at(stacked: Any, place: int | slice) -> Any:
+    return jax.tree.map(lambda x: x[place] if eqx.is_array(x) else x, stacked)
 
 
 def _require_finished(folder: RunFolder, path: Path) -> None:

@@ -39,18 +39,16 @@ def check_grid(algorithm: Algorithm[Any], grid: Grid, batch: Batch) -> None:
     """
     values_of = dict(leaves(algorithm.settings))
     numbers = [name for name, value in values_of.items() if isinstance(value, float)]
-    for name, values in grid.items():
+    for name in grid:
         if name not in values_of:
             raise UserError(
-                f"there is no setting {name!r}.", where="grid", fix=nearest(name, list(values_of))
+                f"there is no setting {name!r}.", where="--grid", fix=nearest(name, list(values_of))
             )
-        if not values or len(set(values)) < len(values):
-            raise UserError("must list each value once.", where=f"grid, {name}")
         if name not in numbers or not _varies(algorithm, name, batch):
             able = [other for other in numbers if _varies(algorithm, other, batch)]
             raise UserError(
                 "does not vary within one program: it decides shapes, branches, data or nothing.",
-                where=f"grid, {name}",
+                where=f"--grid {name}",
                 fix=f"Train a run for each value, or vary some of: {', '.join(able)}.",
             )
     for settings in combinations(grid):

@@ -1,0 +1,238 @@
+"""What is done beside the updates: logs, checkpoints, looks at the policies, results.
+
+One process of a run sits at the desk; the others, if there are any, only compute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from icql.data.tasks import Task
+from icql.data.transitions import Transitions
+from icql.evaluation.rollout import EnvPool, evaluate_policies
+from icql.files import write_json
+from icql.nn.policies import Standardised
+from icql.progress import Display
+from icql.retrieval import Neighbours
+from icql.training.checkpoint import Checkpoints
+from icql.training.device import Normaliser
+from icql.training.loop import Loop
+from icql.training.plan import Plan
+from icql.training.plots import draw_run
+from icql.training.run_folder import MetricLog, RunFolder
+from icql.training.watch import Watch
+from icql.weights import save_weights, tree_hash
+
+PROBE = 256  # transitions that diagnostics look at, the same ones every time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What was found to fit together before the first update."""
+
+    plan: Plan
+    task: Task | None
+    data: Transitions
+    normaliser: Normaliser
+    rewards: tuple[float, float]  # least and largest, on the scale that is trained on
+    neighbours: Neighbours | None
+    loop: Loop
+    environments: EnvPool | None
+
+
+class Bystander:
+    """Sees the updates go by and does nothing: all processes of a group but the first."""
+
+    saved = 0  # updates that a checkpoint holds
+
+    def start(self, step: int, states: Any) -> Any:
+        """Return the states after update `step`, shaped like these: those saved, if it is one."""
+        return states
+
+    def updates(self, left: int) -> int:
+        """How many updates to run next, at most `left`; the first process decides."""
+        return 0
+
+    def note(self, step: int, updates: int, seconds: float, means: dict[str, np.ndarray]) -> None:
+        """The last `updates` updates took so long, and these are the means of their metrics."""
+
+    def mark(self, step: int, states: Any) -> None:
+        """Update `step` is one to log, and one to look at or to save where states are given."""
+
+    def finish(self, states: Any) -> dict[str, Any]:
+        """Return what came out of the run."""
+        return {"process": jax.process_index(), "parameter_hash": tree_hash(states)}
+
+    def close(self) -> None:
+        """Wait for checkpoints; close environments and logs."""
+
+
+class Desk(Bystander):
+    """Keeps the run folder and shows how training goes."""
+
+    def __init__(
+        self, ready: Prepared, folder: RunFolder, display: Display, *, resume: bool
+    ) -> None:
+        self.ready, self.folder, self.display = ready, folder, display
+        self.plan, self.loop, self.members = ready.plan, ready.loop, ready.plan.members
+        settings = self.plan.settings
+        brake = getattr(settings, "bound_values", None) is False
+        discount = getattr(settings, "discount", 0.0)
+        self.watch = Watch(self.members, ready.rewards, discount, brake)
+        self.checkpoints = Checkpoints(folder.path / "checkpoints")
+        self.saved = (self.checkpoints.latest or 0) if resume else 0
+        self.pace, self.said = _Pace(), ""
+        self._open = contextlib.ExitStack()
+        self._open.callback(self.checkpoints.close)
+        if ready.environments is not None:
+            self._open.enter_context(ready.environments)
+
+    def close(self) -> None:
+        """Wait for checkpoints; close environments and logs."""
+        self._open.close()
+
+    def start(self, step: int, states: Any) -> Any:
+        """Restore what was saved; open the log, which forgets what came later, and the display."""
+        if step:
+            self.display.say(f"resuming at update {step:,}")
+            states = self.checkpoints.restore(step, states)
+        self.log = MetricLog(self.folder, self.members, step)
+        self._open.callback(self.log.close)
+        self.work = self._open.enter_context(self.display.work("training", self.plan.run.steps))
+        self.work.start_at(step)
+        self.logged, self.sums = step, dict[str, Any]()
+        return states
+
+    def updates(self, left: int) -> int:
+        """How many updates to run next: pieces short enough to watch."""
+        return min(left, self.pace.chunk())
+
+    def note(self, step: int, updates: int, seconds: float, means: dict[str, np.ndarray]) -> None:
+        """Show how training goes, and warn of values that no policy can have."""
+        self.pace.add(updates, seconds)
+        if (warning := self.watch.first(means)) is not None:
+            self.display.say(f"warning: before update {step:,} {warning}")
+        for name, mean in means.items():
+            self.sums[name] = self.sums.get(name, 0.0) + mean * updates
+        loss = sum(float(v.mean()) for name, v in means.items() if name.endswith("_loss"))
+        value = f"  value {means['q'].mean():.3g}" if "q" in means else ""
+        rate = f"{self.pace.rate:,.0f} updates/s  " if self.pace.rate else ""
+        self.work.update(step, f"{rate}loss {loss:.3g}{value}{self.said}")
+
+    def mark(self, step: int, states: Any) -> None:
+        """Log the mean of the metrics since the last mark; evaluate and save where planned."""
+        means = {name: total / (step - self.logged) for name, total in self.sums.items()}
+        self.log.write(step, "train", means, seconds=round(self.pace.seconds, 3))
+        self.logged, self.sums = step, {}
+        if self.plan.evaluates_at(step):
+            self._evaluate(states, step)
+        if self.plan.saves_at(step):
+            self.checkpoints.save(step, states)
+
+    def finish(self, states: Any) -> dict[str, Any]:
+        """Write the final policy, critic, scores and pictures; the last evaluation is the score."""
+        save_weights(self.folder.policy_path, self._policies(states))
+        if hasattr(self.loop.algorithm, "critic"):
+            critics = self.loop.each(lambda algorithm, state: algorithm.critic(state), states)
+            save_weights(self.folder.critic_path, critics)
+        plan, task, info = self.plan, self.ready.task, self.ready.data.info
+        rows = list(self.folder.rows())
+        evaluations = [row for row in rows if row["kind"] == "evaluation"]
+        last = next(row for row in reversed(rows) if row["kind"] == "train")
+        result = {
+            "run": str(self.folder.path),
+            "algo": plan.algo,
+            "dataset": plan.dataset,
+            "data_hash": self.folder.manifest["data_hash"],
+            "task": plan.task,
+            "steps": plan.run.steps,
+            "seeds": list(plan.seeds),
+            "grid": {name: list(values) for name, values in plan.grid.items()},
+            "updates_per_second": self.pace.rate,
+            "warnings": self.watch.warnings(last),
+            "score": None if self.ready.environments is None else self._scores(evaluations),
+            "behaviour_score": None if task is None else task.behaviour_score(info),
+            "behaviour_return": (
+                float(np.mean(info.episode_returns)) if info.episode_returns else None
+            ),
+            "parameter_hash": tree_hash(states),
+        }
+        write_json(self.folder.result_path, result)
+        draw_run(self.folder, self.ready.data, self.ready.neighbours)
+        return result
+
+    def _policies(self, states: Any) -> Any:
+        """Return every member's policy with its normaliser, stacked."""
+        normaliser, count = self.ready.normaliser, len(self.members)
+        mean, std = (jnp.tile(x, (count, 1)) for x in (normaliser.mean, normaliser.std))
+        policies = self.loop.each(lambda algorithm, state: algorithm.policy(state), states)
+        return Standardised(policies, mean, std)
+
+    def _evaluate(self, states: Any, step: int) -> None:
+        """Log the algorithm's own looks and, where there is an environment, scores and returns."""
+        probe = self.loop.data.probe(PROBE)
+        row = self.loop.each(lambda algorithm, state: algorithm.diagnose(state, probe), states)
+        if self.ready.environments is not None and self.ready.task is not None:
+            rollouts = evaluate_policies(
+                self._policies(states),
+                self.ready.environments,
+                episodes=self.plan.run.episodes,
+                seeds=[member.seed for member in self.members],
+            )
+            row["returns"] = np.stack([r.returns for r in rollouts])
+            row["score"] = np.stack([r.normalized(self.ready.task).mean() for r in rollouts])
+            self.said = f"  score {row['score'].mean():.1f}"
+        self.log.write(step, "evaluation", row)
+
+    def _scores(self, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the final scores; of a grid, those of each combination of its settings."""
+        if not self.plan.grid:
+            return _scores(evaluations, slice(None))
+        seeds = len(self.plan.seeds)
+        combinations = [
+            {"settings": dict(member.settings), **_scores(evaluations, slice(i, i + seeds))}
+            for i, member in enumerate(self.members)
+            if i % seeds == 0
+        ]
+        return {"combinations": combinations}
+
+
+class _Pace:
+    """Updates per second, compilation left out, and how many fill about a second."""
+
+    def __init__(self) -> None:
+        self.seconds, self._updates, self._compiled = 0.0, 0, False
+
+    @property
+    def rate(self) -> float | None:
+        """Updates per second so far."""
+        return self._updates / self.seconds if self._updates else None
+
+    def chunk(self) -> int:
+        """How many updates to run next: one to compile, one to time, then a second's worth."""
+        return 1 if self.rate is None else max(1, int(self.rate))
+
+    def add(self, updates: int, seconds: float) -> None:
+        """Count `updates` updates; the first call compiled and does not count."""
+        if self._compiled:
+            self.seconds += seconds
+            self._updates += updates
+        self._compiled = True
+
+
+def _scores(evaluations: list[dict[str, Any]], seeds: slice) -> dict[str, Any]:
+    """Return the final score of each seed and their mean; the best mean seen stands apart."""
+    means = [float(np.mean(row["score"][seeds])) for row in evaluations]
+    best = int(np.argmax(means))
+    return {
+        "mean": means[-1],
+        "per_seed": evaluations[-1]["score"][seeds],
+        "returns": evaluations[-1]["returns"][seeds],
+        "best": {"mean": means[best], "step": evaluations[best]["step"]},
+    }

@@ -1,0 +1,158 @@
+"""Rollouts against a plain loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from icql.data.tasks import get_task
+from icql.errors import UserError
+from icql.evaluation import EnvPool, rollout
+from icql.evaluation.rollout import episode_seed
+
+
+class Counter(gymnasium.Env[Any, Any]):
+    """Episodes of a length drawn at reset; pays what the action says, within its bounds."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.left = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 12))
+        return np.array([self.left, self.np_random.normal()]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.left > 0, "stepped after the end"
+        assert self.action_space.contains(action)
+        self.left -= 1
+        state = np.array([self.left, self.np_random.normal()])
+        cut = self.left == 0 and bool(state[1] > 0)
+        return state, float(action[0]), self.left == 0 and not cut, cut, {}
+
+
+class Recorder:
+    """A policy that keeps the shapes it was called with."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+        self.dtypes: set[Any] = set()
+
+    def __call__(self, states: Any) -> Any:
+        self.shapes.append(states.shape)
+        self.dtypes.add(states.dtype)
+        return states[:, 1:]
+
+
+def plain_loop(seed: int, episodes: int) -> list[tuple[float, int, bool]]:
+    """The same rollouts, one environment and one episode at a time."""
+    played = []
+    for i in range(episodes):
+        env, total, length = Counter(), 0.0, 0
+        state, _ = env.reset(seed=episode_seed(seed, i))
+        while True:
+            action = np.clip(state[1:].astype(np.float32), -1, 1)
+            state, reward, terminated, truncated, _ = env.step(action)
+            total, length = total + reward, length + 1
+            if terminated or truncated:
+                played.append((total, length, terminated))
+                break
+    return played
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("parallel", [1, 4, 20])
+def test_rollouts_equal_a_plain_loop(workers: int, parallel: int) -> None:
+    act = Recorder()
+    played = rollout(act, Counter, episodes=9, seed=7, workers=workers, parallel=parallel)
+    returns, lengths, terminated = zip(*plain_loop(7, 9), strict=True)
+    np.testing.assert_allclose(played.returns, returns, rtol=0, atol=1e-12)
+    assert played.lengths.tolist() == list(lengths)
+    assert played.terminated.tolist() == list(terminated)
+    assert 0 < sum(terminated) < 9  # both kinds of end took place
+    assert set(act.shapes) == {(min(parallel, 9), 2)}
+    assert act.dtypes == {np.dtype(np.float32)}
+    rows = [sum(lengths[row::parallel]) for row in range(parallel)]
+    assert len(act.shapes) == max(rows)  # once per step
+
+
+def test_several_policies_play_as_if_alone() -> None:
+    gains = np.array([0.0, 0.5, 1.0], np.float32)
+
+    def together(states: Any) -> Any:
+        return (states.reshape(3, -1, 2)[:, :, 1:] * gains[:, None, None]).reshape(-1, 1)
+
+    played = rollout(together, Counter, episodes=5, seed=[4, 4, 9], parallel=6).split(3)
+    for part, gain, seed in zip(played, gains, (4, 4, 9), strict=True):
+        alone = rollout(lambda s, g=gain: s[:, 1:] * g, Counter, episodes=5, seed=seed)
+        np.testing.assert_array_equal(part.returns, alone.returns)
+        np.testing.assert_array_equal(part.lengths, alone.lengths)
+        np.testing.assert_array_equal(part.terminated, alone.terminated)
+
+
+def test_mujoco_rollouts_repeat_from_the_seed_and_do_not_depend_on_workers() -> None:
+    task = get_task("hopper-medium-v2")
+    act = lambda s: np.sin(s[:, :3] * 7)  # noqa: E731
+    with EnvPool(task) as pool:
+        one = rollout(act, pool, episodes=6, seed=0, workers=1)
+        two = rollout(act, pool, episodes=6, seed=0, workers=2, parallel=4)
+        other = rollout(act, pool, episodes=6, seed=1)
+    np.testing.assert_array_equal(one.returns, two.returns)
+    assert len(set(one.returns)) == 6  # every episode starts elsewhere
+    assert not set(one.returns) & set(other.returns)
+    expected = 100 * (one.returns + 20.272305) / (3234.3 + 20.272305)
+    np.testing.assert_allclose(one.normalized(task), expected)
+
+
+def test_pool_builds_each_environment_once_and_progress_reaches_the_end() -> None:
+    Counter.made = 0
+    calls: list[tuple[int, int]] = []
+    with EnvPool(Counter) as pool:
+        for _ in range(3):
+            rollout(lambda s: s[:, 1:], pool, episodes=4, seed=0)
+        assert Counter.made == 4
+        rollout(Recorder(), pool, episodes=4, seed=0, progress=lambda *c: calls.append(c))
+    assert [step for step, _ in calls] == list(range(1, len(calls) + 1))
+    finished = [done for _, done in calls]
+    assert finished == sorted(finished)
+    assert finished[-1] == 4 > finished[0]
+
+
+def test_a_non_finite_action_names_episode_and_step() -> None:
+    def act(states: Any) -> Any:
+        return np.where(states[:, :1] == 2, np.nan, 0.0)
+
+    lengths = [length for _, length, _ in plain_loop(3, 1)]
+    with pytest.raises(UserError, match=f"episode 0, step {lengths[0] - 1}: .*is not finite"):
+        rollout(act, Counter, episodes=1, seed=3)
+    # The same action in a row that is over harms nobody.
+    over = rollout(lambda s: np.where(s[:, :1] == 0, np.nan, 0.0), Counter, episodes=5, seed=3)
+    assert (over.returns == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"episodes": 0}, "episodes"),
+        ({"seed": -1}, "seed"),
+        ({"seed": []}, "seed"),
+        ({"workers": 0}, "workers"),
+        ({"parallel": 0}, "parallel"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, Any], where: str) -> None:
+    with pytest.raises(UserError, match=f"^{where}: "):
+        rollout(Recorder(), Counter, **{"episodes": 1, "seed": 0} | settings)
+
+
+def test_actions_of_the_wrong_shape() -> None:
+    with pytest.raises(UserError, match=r"shape \(2, 2\), the environment takes \(2, 1\)"):
+        rollout(lambda s: s, Counter, episodes=2, seed=0)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from icql.algos.base import Algorithm, Spec
+from icql.algos.base import Algorithm, HasCritics, Spec
 from icql.algos.registry import make_algorithm
 from icql.data import Task, Transitions, get_task, load_dataset
 from icql.errors import UserError
@@ -59,7 +59,7 @@ def load_critic(run: str | Path, *, dataset: str | Path | None = None) -> Traine
     """
     folder = RunFolder.open(run)
     manifest, algorithm = folder.manifest, algorithm_of(folder)
-    if not hasattr(algorithm, "critic"):
+    if not isinstance(algorithm, HasCritics):
         raise UserError(f"{manifest['algo']} has no critic.", where=str(folder.path))
     _require_finished(folder, folder.critic_path)
     data = load_dataset(dataset or manifest["dataset"], task=manifest["task"])
@@ -178,10 +178,8 @@ class TrainedCritic:
         s, a = self._batch(states), jnp.asarray(np.asarray(actions, np.float32))
         if self.context is None:
             raise UserError("a global critic has no layers of TD.", where="trace")
-        member = jax.tree.map(
-            lambda x: x[0] if eqx.is_array(x) else x, self._critics(seed, settings).members
-        )
-        return np.asarray(member.trace(self._contexts(s), self._normalised(s), a))
+        critics = self._critics(seed, settings)
+        return np.asarray(critics.trace(self._normalised(s), a, self._contexts(s)))
 
     def neighbours(self, states: ArrayLike) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
         """Rows of the data that make up the context of each state, and their distances."""

@@ -113,6 +113,22 @@ def dmg_actor_loss(
     return -normalised_q(q).mean() + penalty * (weights * (difference**2).mean(-1)).mean()
 
 
+def soft_value(
+    q: Float[Array, "critics batch"],
+    log_prob: Float[Array, " batch"],
+    temperature: Float[Array, ""],
+) -> Float[Array, " batch"]:
+    """min_i Q̄_i(s', ã') − α log π(ã'|s')  (SAC's value of the next state)."""
+    return q.min(0) - temperature * log_prob
+
+
+def soft_critic_loss(
+    q: Float[Array, "critics batch"], y: Float[Array, " batch"]
+) -> Float[Array, ""]:
+    """Σ_i ½ E (Q_i(s, a) − y)²  (SAC's critic loss)."""
+    return 0.5 * ((q - y) ** 2).mean(-1).sum()
+
+
 def soft_actor_loss(
     q: Float[Array, "critics batch"],
     log_prob: Float[Array, " batch"],

@@ -13,14 +13,75 @@ Shapes below: N context transitions, d features, L layers; leading axes `...` ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from icql.errors import UserError
+from icql.nn import backend
+from icql.settings.critics import Form
+
+
+class InContextModule(Protocol):
+    """What turns context features and a query feature into a value, in two steps.
+
+    `read` looks at the context alone, `answer` combines what was read with query features. The
+    linear Transformer reads the local weights w, so many actions of one state cost one read.
+    """
+
+    def read(
+        self,
+        phi: Float[Array, "... n d"],
+        phi_next: Float[Array, "... n d"],
+        r: Float[Array, "... n"],
+        mask: Float[Array, "... n"],
+        discount: float,
+    ) -> Array:
+        """What the context alone says."""
+        ...
+
+    def answer(self, memory: Array, phi_query: Float[Array, "... d"]) -> Float[Array, "..."]:
+        """The value of each query."""
+        ...
+
+
+class LinearTransformer(eqx.Module):
+    """The paper's module: L layers of linear attention with trainable C_ℓ."""
+
+    C: Float[Array, "layers d d"]
+    form: Form = eqx.field(static=True)
+
+    def __init__(self, layers: int, features: int, c_scale: float, form: Form = "auto") -> None:
+        self.C = jnp.tile(jnp.eye(features) * (c_scale / features), (layers, 1, 1))
+        self.form = form
+
+    def read(
+        self, phi: Array, phi_next: Array, r: Array, mask: Array, discount: float
+    ) -> Float[Array, "... d"]:
+        """Return the local weights w_L of each context."""
+        match backend.td_form(self.form):
+            case "fused":
+                from icql.nn.kernels.td import fused
+
+                return fused(phi, phi_next, r, mask, self.C, discount)
+            case "dual":
+                return dual(phi, phi_next, r, mask, self.C, discount)
+            case _:
+                return reduced(phi, phi_next, r, mask, self.C, discount)[0]
+
+    def answer(self, memory: Float[Array, "... d"], phi_query: Array) -> Array:
+        """Q̂ = φ_qᵀ w_L."""
+        return (memory * phi_query).sum(-1)
+
+    def trace(
+        self, phi: Array, phi_next: Array, r: Array, mask: Array, discount: float
+    ) -> Float[Array, "layers ... d"]:
+        """Return the local weights after every layer (the paper's layer figure)."""
+        return reduced(phi, phi_next, r, mask, self.C, discount)[1]
 
 
 def td_step(

@@ -73,18 +73,9 @@ class DeterministicPolicy(eqx.Module):
         *,
         key: PRNGKeyArray,
         dropout: float = 0.0,
-        layer_norm: bool = False,
-        final_gain: float = 2**0.5,
     ) -> None:
         self.net = MLP(
-            observation_dim,
-            hidden,
-            action_dim,
-            final_activation="tanh",
-            final_gain=final_gain,
-            layer_norm=layer_norm,
-            dropout=dropout,
-            key=key,
+            observation_dim, hidden, action_dim, final_activation="tanh", dropout=dropout, key=key
         )
 
     def __call__(
@@ -110,12 +101,7 @@ class GaussianPolicy(eqx.Module):
         dropout: float = 0.0,
     ) -> None:
         self.net = MLP(
-            observation_dim,
-            hidden,
-            action_dim,
-            final_activation="tanh",
-            dropout=dropout,
-            key=key,
+            observation_dim, hidden, action_dim, final_activation="tanh", dropout=dropout, key=key
         )
         self.log_std = jnp.zeros(action_dim)
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from icql.algos.base import Algorithm, Batch, Spec
+from icql.algos.base import Algorithm, Batch, HasCritics, Spec
 from icql.algos.registry import make_algorithm
 from icql.data import Transitions
 from icql.errors import UserError
@@ -63,7 +63,8 @@ def run_training(
         mesh = make_mesh(devices, len(members))
         normaliser = fit_normaliser(data, plan.settings.data)
         rewards = reward_range(data, normaliser)
-        spec = Spec(data.observation_dim, data.action_dim, plan.run.steps, rewards)
+        sizes, run = (data.observation_dim, data.action_dim), plan.run
+        spec = Spec(*sizes, run.steps, rewards, run.precision)
         algorithm = make_algorithm(plan.algo, plan.settings, spec)
         neighbours = find_contexts(algorithm, data, display, memory)
         fed = feed(algorithm, data, normaliser, neighbours, seeds=len(members), memory=memory)
@@ -72,14 +73,7 @@ def run_training(
             display.say(f"data: read from disk as it is needed, {fed.updates:,} updates at a time")
         check_grid(algorithm, plan.grid, batch_shape(algorithm, fed))
         seeds = [member.seed for member in members]
-        loop = Loop(
-            algorithm,
-            fed,
-            seeds,
-            varied=columns(members),
-            mesh=mesh,
-            precision=plan.run.precision,
-        )
+        loop = Loop(algorithm, fed, seeds, varied=columns(members), mesh=mesh)
         states = loop.init()
         check_memory(loop, states)
         environments = open_environments(plan, data) if is_first() else None
@@ -87,8 +81,7 @@ def run_training(
         return follow(plan, loop, states)
     # only now is everything known to fit together: a refused run leaves no folder behind
     folder = RunFolder.open(out) if resume else RunFolder.create(out, manifest)
-    brake = getattr(plan.settings, "bound_values", None) is False
-    watch = Watch(members, rewards, getattr(plan.settings, "discount", 0.0), brake)
+    watch = Watch(algorithm, members)
     session = _Session(plan, loop, fed, folder, normaliser, environments, watch, display)
     try:
         result = session.finish(session.train(states, resume=resume), data)
@@ -107,7 +100,7 @@ def follow(plan: Plan, loop: Loop, states: Any) -> dict[str, Any]:
         updates = agree(0)
         states, means = loop.advance(states, step, updates)
         step += updates
-        check_finite(means, plan.members, step)
+        check_finite(means, plan.members, step, loop.algorithm.remedies)
         if plan.evaluates_at(step) or plan.saves_at(step):
             loop.gather(states)
     return {"process": jax.process_index(), "parameter_hash": tree_hash(loop.gather(states))}
@@ -227,7 +220,7 @@ class _Session:
     def finish(self, states: Any, data: Transitions) -> dict[str, Any]:
         """Write the final policy, critic and scores. The final evaluation is the last row's."""
         save_weights(self.folder.policy_path, self._policies(states))
-        if hasattr(self.loop.algorithm, "critic"):
+        if isinstance(self.loop.algorithm, HasCritics):
             critics = self.loop.each(lambda algorithm, state: algorithm.critic(state), states)
             save_weights(self.folder.critic_path, critics)
         task = self.plan.task
@@ -263,7 +256,7 @@ class _Session:
             with self.pace.timing(updates):
                 states, means = self.loop.advance(states, step, updates)
             step += updates
-            check_finite(means, self.members, step)
+            check_finite(means, self.members, step, self.loop.algorithm.remedies)
             if (warning := self.watch.first(means)) is not None:
                 self.display.say(f"warning: before update {step:,} {warning}")
             for name, value in means.items():

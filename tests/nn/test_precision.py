@@ -67,7 +67,9 @@ def test_float64_is_left_alone():
 def test_several_networks_at_once_are_those_one_by_one():
     weights = jnp.stack([W, 2 * W])
     both = jax.vmap(product, (None, 0))(jnp.asarray(X), weights)
-    np.testing.assert_allclose(both[1], product(X, jnp.asarray(2 * W)), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        both[1], product(jnp.asarray(X), jnp.asarray(2 * W)), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_a_whole_state_changes_its_precision_and_no_array():
@@ -78,7 +80,7 @@ def test_a_whole_state_changes_its_precision_and_no_array():
     assert jax.tree.structure(in_precision(other, "float32")) == jax.tree.structure(state)
     for mine, expected in zip(jax.tree.leaves(other), jax.tree.leaves(state), strict=True):
         assert mine is expected
-    assert not np.array_equal(other["net"](X), net(X))
+    assert not np.array_equal(other["net"](jnp.asarray(X)), net(jnp.asarray(X)))
 
 
 @pytest.mark.parametrize("wrong", ["half", "float16", ""])

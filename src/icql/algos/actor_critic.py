@@ -51,7 +51,7 @@ class CriticLearner(Learner[S]):
         """Return the Q critics as trained so far."""
         return in_precision(state.q.model, "float32")
 
-    def value_range(self) -> tuple[float, float]:
+    def value_range(self) -> tuple[Any, Any]:
         """What rewards can add up to, discounted; an episode may also end with nothing."""
         (least, largest), rest = self.spec.rewards, 1 - self.settings.discount
         return min(least, 0.0) / rest, max(largest, 0.0) / rest

@@ -93,6 +93,7 @@ class Spec:
     precision: Precision = "float32"  # of the matrix products of updates
 
 
+@runtime_checkable
 class Algorithm(Protocol[State]):
     """(settings, spec) → init → update → policy."""
 

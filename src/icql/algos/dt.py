@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from icql.algos.base import Batch, Learner, Metrics, Needs, Window
 from icql.algos.optimise import Trained, adamw, descend, start
+from icql.losses import Number
 from icql.nn.mlp import in_precision
 from icql.nn.policies import first_action
 from icql.nn.transformer import DecisionTransformer, Goal, History, Trajectory
@@ -141,10 +142,11 @@ class DT(SequenceLearner[DTSettings]):
 def action_loss(predicted: Float[Array, "b k act"], trajectory: Trajectory) -> Float[Array, ""]:
     """Mean squared error of the actions over valid steps and action dimensions."""
     error = ((predicted - trajectory.a) ** 2).mean(-1)
-    return (error * trajectory.valid).sum() / trajectory.valid.sum()
+    valid = trajectory.valid.astype(error.dtype)
+    return (error * valid).sum() / valid.sum()
 
 
-def trajectory_of(window: Window, scale: float) -> Trajectory:
+def trajectory_of(window: Window, scale: Number) -> Trajectory:
     """What the network sees of a window: returns-to-go divided by `scale`."""
     steps = window.steps
     return Trajectory(window.to_go / scale, steps.s, steps.a, window.timestep, window.valid)

@@ -70,6 +70,6 @@ class SoftmaxTransformer(eqx.Module):
 
 def prompt_columns(
     phi: Array, phi_next: Array, r: Array, mask: Array, discount: float
-) -> Float[Array, "... n 2d+1"]:
+) -> Float[Array, "... n columns"]:
     """Return the context columns (φ_i, γφ'_i, r_i) of the prompt Z₀, as rows."""
     return jnp.concatenate([phi, discount * mask[..., None] * phi_next, r[..., None]], axis=-1)

@@ -13,7 +13,7 @@ Shapes below: N context transitions, d features, L layers; leading axes `...` ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -25,7 +25,10 @@ from icql.errors import UserError
 from icql.nn import backend
 from icql.settings.critics import Form
 
+Given = Array | np.ndarray  # by a user; shapes are checked, with a message for people
 
+
+@runtime_checkable
 class InContextModule(Protocol):
     """What turns context features and a query feature into a value, in two steps.
 
@@ -55,7 +58,9 @@ class LinearTransformer(eqx.Module):
     C: Float[Array, "layers d d"]
     form: Form = eqx.field(static=True)
 
-    def __init__(self, layers: int, features: int, c_scale: float, form: Form = "auto") -> None:
+    def __init__(
+        self, layers: int, features: int, c_scale: float | Array, form: Form = "auto"
+    ) -> None:
         self.C = jnp.tile(jnp.eye(features) * (c_scale / features), (layers, 1, 1))
         self.form = form
 
@@ -139,26 +144,26 @@ def dual(
 
 
 def local_weights(
-    phi: Float[Array, "n d"],
-    phi_next: Float[Array, "n d"],
-    rewards: Float[Array, " n"],
-    C: Float[Array, "layers d d"],
+    phi: Given,
+    phi_next: Given,
+    rewards: Given,
+    C: Given,
     *,
     discount: float,
-    mask: Float[Array, " n"] | None = None,
-) -> Float[Array, "layers+1 d"]:
+    mask: Given | None = None,
+) -> Given:
     """Local weights w_0 … w_L of one context after every layer; Q̂_ℓ(s, a) = φ(s, a)ᵀ w_ℓ.
 
     Args:
-        phi: features φ(s_i, a_i) of the N context transitions.
-        phi_next: features φ(s'_i, a'_i).
-        rewards: r_i.
-        C: the preconditioners C_0 … C_{L−1}.
+        phi: features φ(s_i, a_i) of the N context transitions, (N, d).
+        phi_next: features φ(s'_i, a'_i), (N, d).
+        rewards: r_i, (N,).
+        C: the preconditioners C_0 … C_{L−1}, (L, d, d).
         discount: γ.
-        mask: 1 − done; 0 drops γφ' of a terminal transition. All ones where not given.
+        mask: 1 − done, (N,); 0 drops γφ' of a terminal transition. All ones where not given.
 
     Returns:
-        The weights, w_0 = 0 first. NumPy float64 in gives NumPy float64 out.
+        The weights (L + 1, d), w_0 = 0 first. NumPy float64 in gives NumPy float64 out.
     """
 
     def weights(phi: Any, phi_next: Any, rewards: Any, C: Any) -> Array:
@@ -170,15 +175,15 @@ def local_weights(
 
 
 def literal_prompt_q(
-    phi: Float[Array, "n d"],
-    phi_next: Float[Array, "n d"],
-    rewards: Float[Array, " n"],
-    phi_query: Float[Array, " d"],
-    C: Float[Array, "layers d d"],
+    phi: Given,
+    phi_next: Given,
+    rewards: Given,
+    phi_query: Given,
+    C: Given,
     *,
     discount: float,
-    mask: Float[Array, " n"] | None = None,
-) -> Float[Array, ""]:
+    mask: Given | None = None,
+) -> Given:
     """Q̂(s, a | Ω) by the literal prompt form: Z ← Z + (1/N) P Z M (Zᵀ G_ℓ Z), minus Z[2d+1, N+1].
 
     The paper's main text leaves out the residual and the 1/N; its theorem needs both.
@@ -200,7 +205,7 @@ def literal_prompt(
     phi_query: Float[Array, " d"],
     c: Float[Array, "layers d d"],
     discount: float,
-) -> Float[Array, "2d+1 n+1"]:
+) -> Float[Array, "2*d+1 n+1"]:
     """The prompt Z_L after every layer (paper eq. prompt_mat, linear-trans_weight)."""
     n, d = phi.shape
     z = jnp.block(

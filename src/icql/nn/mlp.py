@@ -101,7 +101,7 @@ def orthogonal(key: PRNGKeyArray, inputs: int, outputs: int) -> Float[Array, "in
     # a Frobenius norm of 1 puts every singular value below √3, where the iteration converges
     x = gaussian / jnp.linalg.norm(gaussian)
 
-    def towards_one(_: int, x: Array) -> Array:
+    def towards_one(_: Array, x: Array) -> Array:
         gram = jnp.matmul(x.T, x, precision="highest")
         return 1.5 * x - 0.5 * jnp.matmul(x, gram, precision="highest")
 

@@ -16,6 +16,7 @@ LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 _LOG_2PI = 1.8378770664093453
 
 
+@runtime_checkable
 class Policy(Protocol):
     """What evaluation needs: a batch of observations to a batch of actions, no randomness."""
 

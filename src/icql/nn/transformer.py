@@ -121,7 +121,8 @@ class Attention(eqx.Module):
             weights = jax.nn.softmax(scores, axis=-1)
         else:
             seen = allowed[..., None, :, :]
-            weights = jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1) * seen
+            weights = jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1)
+            weights = jnp.where(seen, weights, 0)
         weights = _drop(weights, self.dropout, key, 0)
         attended = jnp.einsum("...htu,...uhd->...thd", weights, v).reshape(x.shape)
         return _drop(self.out(attended), self.dropout, key, 1)
@@ -246,7 +247,7 @@ class DecisionTransformer(eqx.Module):
         mean = (self.hidden(trajectory) * weight).sum(1) / jnp.maximum(weight.sum(1), 1)
         return mean / jnp.maximum(jnp.linalg.norm(mean, axis=-1, keepdims=True), 1e-6)
 
-    def _tokens(self, t: Trajectory) -> Float[Array, "b 3k width"]:
+    def _tokens(self, t: Trajectory) -> Float[Array, "b tokens width"]:
         """(R̂_1, s_1, a_1, R̂_2, …), each with the embedding of its timestep."""
         time = self.embed_timestep[jnp.minimum(t.timestep, len(self.embed_timestep) - 1)]
         kinds = [
@@ -258,7 +259,7 @@ class DecisionTransformer(eqx.Module):
         return self.norm(tokens.reshape(tokens.shape[0], -1, tokens.shape[-1]))
 
 
-def causal_mask(valid: Bool[Array, "b k"]) -> Bool[Array, "b 3k 3k"]:
+def causal_mask(valid: Bool[Array, "b k"]) -> Bool[Array, "b 3*k 3*k"]:
     """True where a token may look: at itself and at earlier tokens that are not padding."""
     tokens = jnp.repeat(valid, 3, axis=-1)
     count = tokens.shape[-1]

@@ -124,8 +124,8 @@ def icql_updates(precision: Literal["float32", "bfloat16"]) -> Callable[[int], N
     )
     settings = IQLSettings(hidden=HIDDEN, batch_size=BATCH)
     on_device = to_device(data, fit_normaliser(data, settings.data), None)
-    algorithm = IQL(settings, Spec(OBS, ACT, 1_000_000))
-    loop = Loop(algorithm, on_device, [0], precision=precision)
+    algorithm = IQL(settings, Spec(OBS, ACT, 1_000_000, precision=precision))
+    loop = Loop(algorithm, on_device, [0])
     states, step = loop.init(), 0
 
     def run(updates: int) -> None:

@@ -12,9 +12,8 @@ from icql.algos.base import Spec
 from icql.algos.sac import SAC
 from icql.online import RECIPES
 from icql.online.envs import EnvGroup
-from icql.online.journal import Journal
-from icql.online.replay import Replay
-from icql.online.training import learn, sampled_actions
+from icql.online.journal import Journal, Replay
+from icql.online.learning import learn, sampled_actions
 
 
 def main() -> None:
@@ -32,7 +31,7 @@ def main() -> None:
     journal = Journal.empty(2 * rows + 1, group)
 
     def act() -> np.ndarray:
-        return np.asarray(sampled_actions(state.policy, group.observations, key))
+        return np.asarray(sampled_actions(state.pi.model, group.observations, key))
 
     def updates() -> None:
         nonlocal state, replay

@@ -1,4 +1,4 @@
-"""Shared by all tests: strict JAX, a private cache, real data where it is."""
+"""Shared by all tests: strict JAX, shapes checked, a private cache, real data where it is."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from pathlib import Path
 
 import jax
 import pytest
+from jaxtyping import install_import_hook
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+jax.config.update("jax_numpy_dtype_promotion", "strict")  # no number changes its type unasked
+# shapes in annotations are checked at every call, before anything of icql is imported
+CHECKED = ["icql.nn", "icql.algos", "icql.losses", "icql.training", "icql.online", "icql.bench"]
+install_import_hook(CHECKED, "beartype.beartype")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,15 +1,32 @@
-"""Losses against independent arithmetic."""
+"""Losses against hand-worked numbers and NumPy/SciPy."""
 
 from __future__ import annotations
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import integrate
+from scipy.special import logsumexp
 
-from icql.losses import advantage_weights, bellman_target, expectile
+from icql.losses import (
+    advantage_weights,
+    bellman_target,
+    cloning_actor_loss,
+    conservative_gap,
+    dmg_actor_loss,
+    expectile,
+    mild_value,
+    normalised_q,
+    rebrac_value,
+    smoothed_action,
+    td3bc_actor_loss,
+)
 from icql.nn.policies import GaussianPolicy
+
+RNG = np.random.default_rng(0)
 
 
 def test_expectile_by_hand():
@@ -40,10 +57,117 @@ def test_bellman_target_drops_the_bootstrap_at_terminals():
 
 
 def test_gaussian_log_prob_against_the_density():
-    import jax
-
     policy = GaussianPolicy(3, 2, (8,), key=jax.random.key(0))
     s, a = jnp.ones((4, 3)), jnp.full((4, 2), 0.3)
     mean, std = np.asarray(policy(s)), np.exp(np.asarray(policy.log_std))
     density = np.exp(-0.5 * ((0.3 - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
     np.testing.assert_allclose(policy.log_prob(s, a), np.log(density).sum(-1), rtol=1e-5)
+
+
+def test_smoothing_clips_the_noise_first_and_the_action_then():
+    a = jnp.array([[0.0, 0.9, -0.9, -0.9]])
+    noise = jnp.array([[1.0, 10.0, -1.0, 10.0]])
+    # 0.2 · noise = 0.2, 2, −0.2, 2; clipped to ±0.5; the sums 0.2, 1.4, −1.1, −0.4 clipped to ±1
+    expected = [[0.2, 1.0, -1.0, -0.4]]
+    np.testing.assert_allclose(smoothed_action(a, noise, 0.2, 0.5), expected, rtol=1e-6)
+
+
+def test_normalised_q_has_mean_size_one_and_a_constant_scale():
+    q = jnp.array([2.0, -4.0, 6.0])
+    np.testing.assert_allclose(normalised_q(q), [0.5, -1.0, 1.5], rtol=1e-6)
+    # the scale 4 is held constant: the gradient of the sum is 1/4 everywhere
+    np.testing.assert_allclose(jax.grad(lambda q: normalised_q(q).sum())(q), 0.25, rtol=1e-6)
+    assert np.isfinite(normalised_q(jnp.zeros(3))).all()  # a local critic without rewards
+
+
+@pytest.mark.parametrize(
+    ("form", "weight", "by_hand"),
+    [
+        # Q = 2, 4 with mean size 3; squared differences 1 + 4 and 0 + 1
+        ("original", 2.5, -2.5 * 1.0 + (1 + 4 + 0 + 1) / 4),
+        ("retuned", 0.4, -1.0 + 0.4 * (5 + 1) / 2),
+        ("paper", 2.5, -3.0 + 2.5 * (5 + 1) / 2),
+    ],
+)
+def test_forms_of_td3bc_by_hand(form, weight, by_hand):
+    q, difference = jnp.array([2.0, 4.0]), jnp.array([[1.0, -2.0], [0.0, 1.0]])
+    assert td3bc_actor_loss(q, difference, weight, form) == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_alpha_means_the_opposite_in_the_two_readings():
+    """More α: less cloning in the original, more cloning in the paper's formula."""
+    q, difference = jnp.array([1.0, 1.0]), jnp.array([[0.5], [0.5]])
+
+    def pulls(form, alpha):  # on Q and on the action's distance
+        return jax.grad(lambda q, d: td3bc_actor_loss(q, d, alpha, form), argnums=(0, 1))(
+            q, difference
+        )
+
+    for form, stronger in (("original", 0), ("paper", 1)):
+        weak, strong = pulls(form, 1.0), pulls(form, 2.0)
+        np.testing.assert_allclose(strong[stronger], 2 * np.asarray(weak[stronger]), rtol=1e-6)
+        np.testing.assert_allclose(strong[1 - stronger], weak[1 - stronger], rtol=1e-6)
+
+
+def test_rebrac_by_hand():
+    difference = jnp.array([[1.0, 2.0], [0.5, 0.0]])
+    value = rebrac_value(jnp.array([3.0, 1.0]), difference, 0.1)
+    np.testing.assert_allclose(value, [3 - 0.5, 1 - 0.025], rtol=1e-6)
+    loss = cloning_actor_loss(jnp.array([3.0, 1.0]), difference, 0.1)
+    assert loss == pytest.approx(((0.5 - 3) + (0.025 - 1)) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_conservative_gap_against_scipy(temperature):
+    q, sampled = RNG.normal(size=(2, 5)), RNG.normal(size=(2, 7, 5))
+    log_density = RNG.normal(size=(7, 5))
+    expected = temperature * logsumexp((sampled - log_density) / temperature, axis=1) - q
+    ours = conservative_gap(
+        jnp.asarray(q), jnp.asarray(sampled), jnp.asarray(log_density), temperature
+    )
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+
+
+def test_conservative_gap_by_hand_and_without_overflow():
+    # log(e^1/e^0 + e^2/e^1) − 0.5 = log 2e − 0.5
+    gap = conservative_gap(
+        jnp.array([[0.5]]), jnp.array([[[1.0], [2.0]]]), jnp.array([[0.0], [1.0]]), 1.0
+    )
+    np.testing.assert_allclose(gap, [[np.log(2) + 1 - 0.5]], rtol=1e-6)
+    large = conservative_gap(jnp.zeros((1, 1)), jnp.full((1, 2, 1), 1e4), jnp.zeros((2, 1)), 1.0)
+    np.testing.assert_allclose(large, 1e4 + np.log(2), rtol=1e-6)
+
+
+def test_importance_weights_make_proposals_agree_with_the_integral():
+    """log ∫ exp Q(a) da over [−1, 1], from uniform and from lopsided samples alike."""
+
+    def q(a):
+        return 3 * a - a**2
+
+    exact = np.log(integrate.quad(lambda a: np.exp(q(a)), -1, 1)[0])
+    n = 200_000
+    uniform = RNG.uniform(-1, 1, n)
+    skewed = 2 * RNG.beta(3, 2, n) - 1  # density ½ · 12 x² (1 − x) at x = (a + 1) / 2
+    x = (skewed + 1) / 2
+    for a, density in ((uniform, np.full(n, 0.5)), (skewed, 6 * x**2 * (1 - x))):
+        gap = conservative_gap(
+            jnp.zeros((1, 1)),
+            jnp.asarray(q(a))[None, :, None],
+            jnp.asarray(np.log(density))[:, None],
+            1.0,
+        )
+        assert float(gap[0, 0]) - np.log(n) == pytest.approx(exact, abs=0.03)
+
+
+def test_the_mild_target_lies_between_in_sample_and_policy_value():
+    q_next, v_next = jnp.array([10.0, 0.0]), jnp.array([2.0, 4.0])
+    np.testing.assert_allclose(mild_value(q_next, v_next, 0.25), [4.0, 3.0], rtol=1e-6)
+    np.testing.assert_array_equal(mild_value(q_next, v_next, 0.0), v_next)  # IQL's target
+    np.testing.assert_array_equal(mild_value(q_next, v_next, 1.0), q_next)  # TD3's target
+
+
+def test_dmg_actor_by_hand():
+    q, difference = jnp.array([2.0, 4.0]), jnp.array([[1.0, -2.0], [0.0, 1.0]])
+    loss = dmg_actor_loss(q, difference, jnp.array([3.0, 0.5]), 0.1)
+    # Q/3 has mean 1; 3 · (1 + 4)/2 and 0.5 · (0 + 1)/2 over two rows
+    assert loss == pytest.approx(-1 + 0.1 * (7.5 + 0.25) / 2, rel=1e-6)

@@ -8,8 +8,10 @@ from jaxtyping import Array, Float
 
 from icql.settings.algorithms import TD3BCForm
 
+Number = float | Float[Array, ""]  # a setting is an entry of an array where a grid varies it
 
-def expectile(u: Float[Array, "..."], tau: float) -> Float[Array, "..."]:
+
+def expectile(u: Float[Array, "..."], tau: Number) -> Float[Array, "..."]:
     """ρ_τ(u) = |τ − 1(u < 0)| u²  (IQL; ICQL eq. loss_iql)."""
     return jnp.where(u < 0, 1 - tau, tau) * u**2
 
@@ -18,14 +20,14 @@ def bellman_target(
     r: Float[Array, " batch"],
     mask: Float[Array, " batch"],
     v_next: Float[Array, " batch"],
-    discount: float,
+    discount: Number,
 ) -> Float[Array, " batch"]:
     """y = r + γ (1 − done) V(s'); `mask` is 1 − done."""
     return r + discount * mask * v_next
 
 
 def advantage_weights(
-    advantage: Float[Array, " batch"], beta: float, limit: float
+    advantage: Float[Array, " batch"], beta: Number, limit: Number
 ) -> Float[Array, " batch"]:
     """min(exp(β A), limit): the weights of advantage-weighted regression (IQL)."""
     # the exponent is capped first: exp(β A) itself may overflow before the minimum is taken
@@ -39,14 +41,14 @@ def normalised_q(q: Float[Array, " batch"]) -> Float[Array, " batch"]:
 
 
 def smoothed_action(
-    a: Float[Array, "... act"], noise: Float[Array, "... act"], spread: float, limit: float
+    a: Float[Array, "... act"], noise: Float[Array, "... act"], spread: Number, limit: Number
 ) -> Float[Array, "... act"]:
     """clip(a + clip(spread · noise, ±limit), ±1): TD3's target policy smoothing."""
     return jnp.clip(a + jnp.clip(spread * noise, -limit, limit), -1, 1)
 
 
 def cloning_actor_loss(
-    q: Float[Array, " batch"], difference: Float[Array, "batch act"], weight: float
+    q: Float[Array, " batch"], difference: Float[Array, "batch act"], weight: Number
 ) -> Float[Array, ""]:
     """E[−Q(s, π(s)) + weight · ‖π(s) − a‖²], `difference` being π(s) − a (ReBRAC's actor)."""
     return (weight * (difference**2).sum(-1) - q).mean()
@@ -55,7 +57,7 @@ def cloning_actor_loss(
 def td3bc_actor_loss(
     q: Float[Array, " batch"],
     difference: Float[Array, "batch act"],
-    weight: float,
+    weight: Number,
     form: TD3BCForm,
 ) -> Float[Array, ""]:
     """What TD3+BC's actor minimises, for `q` = Q(s, π(s)) and `difference` = π(s) − a.
@@ -74,7 +76,7 @@ def td3bc_actor_loss(
 
 
 def rebrac_value(
-    q_next: Float[Array, " batch"], difference: Float[Array, "batch act"], weight: float
+    q_next: Float[Array, " batch"], difference: Float[Array, "batch act"], weight: Number
 ) -> Float[Array, " batch"]:
     """min_i Q̄_i(s', ã') − β₂ ‖ã' − a'‖², with a' of the data (ReBRAC's critic)."""
     return q_next - weight * (difference**2).sum(-1)
@@ -84,7 +86,7 @@ def conservative_gap(
     q: Float[Array, "critics batch"],
     q_sampled: Float[Array, "critics samples batch"],
     log_density: Float[Array, "samples batch"],
-    temperature: float,
+    temperature: Number,
 ) -> Float[Array, "critics batch"]:
     """log Σ_a exp(Q(s, a)) − Q(s, a_data): what CQL(H) pushes down.
 
@@ -97,7 +99,7 @@ def conservative_gap(
 
 
 def mild_value(
-    q_next: Float[Array, " batch"], v_next: Float[Array, " batch"], mixture: float
+    q_next: Float[Array, " batch"], v_next: Float[Array, " batch"], mixture: Number
 ) -> Float[Array, " batch"]:
     """λ min_i Q̄_i(s', π(s')) + (1 − λ) V(s'): DMG's mild generalisation propagation."""
     return mixture * q_next + (1 - mixture) * v_next
@@ -107,10 +109,26 @@ def dmg_actor_loss(
     q: Float[Array, " batch"],
     difference: Float[Array, "batch act"],
     weights: Float[Array, " batch"],
-    penalty: float,
+    penalty: Number,
 ) -> Float[Array, ""]:
     """E[−Q/E|Q| + ν · mean_j w (π_j(s) − a_j)²], w the clipped exp(β A): DMG's mild actions."""
     return -normalised_q(q).mean() + penalty * (weights * (difference**2).mean(-1)).mean()
+
+
+def soft_value(
+    q: Float[Array, "critics batch"],
+    log_prob: Float[Array, " batch"],
+    temperature: Float[Array, ""],
+) -> Float[Array, " batch"]:
+    """min_i Q̄_i(s', ã') − α log π(ã'|s')  (SAC's value of the next state)."""
+    return q.min(0) - temperature * log_prob
+
+
+def soft_critic_loss(
+    q: Float[Array, "critics batch"], y: Float[Array, " batch"]
+) -> Float[Array, ""]:
+    """Σ_i ½ E (Q_i(s, a) − y)²  (SAC's critic loss)."""
+    return 0.5 * ((q - y) ** 2).mean(-1).sum()
 
 
 def soft_actor_loss(
@@ -123,7 +141,7 @@ def soft_actor_loss(
 
 
 def temperature_loss(
-    log_temperature: Float[Array, ""], log_prob: Float[Array, " batch"], target_entropy: float
+    log_temperature: Float[Array, ""], log_prob: Float[Array, " batch"], target_entropy: Number
 ) -> Float[Array, ""]:
     """E [−α log π(ã|s) − α H̄]  (SAC's temperature loss); α = exp(log α) > 0."""
     return -(jnp.exp(log_temperature) * (log_prob + target_entropy)).mean()
@@ -147,7 +165,7 @@ def distillation_loss(
     q: Float[Array, " batch"],
     a: Float[Array, "batch act"],
     a_flow: Float[Array, "batch act"],
-    alpha: float,
+    alpha: Number,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """E[−Q(s, μ(s, z)) + α mean_j (μ_j(s, z) − a_flow,j)²], and the distance alone (FQL's actor).
 
@@ -161,16 +179,18 @@ def chunk_target(
     r: Float[Array, "batch h"],
     mask: Float[Array, "batch h"],
     v_next: Float[Array, " batch"],
-    discount: float,
+    discount: Number,
 ) -> Float[Array, " batch"]:
     """y = Σ_{i<h} γ^i r_{t+i} + γ^h (1 − done) V(s_{t+h}): QC's h-step target.
 
     The rewards and masks of one chunk; `mask` of its last step is 1 − done.
     """
     h = r.shape[-1]
-    return (discount ** jnp.arange(h) * r).sum(-1) + discount**h * mask[..., -1] * v_next
+    return (discount ** jnp.arange(h, dtype=r.dtype) * r).sum(-1) + discount**h * mask[
+        ..., -1
+    ] * v_next
 
 
 def masked_mean(loss: Float[Array, "batch ..."], valid: Array) -> Float[Array, ""]:
     """Mean over the whole batch of a loss that counts only where `valid` (QC's convention)."""
-    return (loss * valid).mean()
+    return jnp.where(valid, loss, 0).mean()

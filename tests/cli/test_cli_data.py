@@ -14,8 +14,8 @@ from icql.cli.main import main
 from icql.data import load_dataset
 from icql.data.formats.npz import write_npz
 from icql.data.transitions import Steps
+from icql.online.protocol import get_recipe
 from icql.online.protocol import write_dataset as write_collected
-from icql.online.recipes import get_recipe
 
 Capture = pytest.CaptureFixture[str]
 

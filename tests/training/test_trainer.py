@@ -16,7 +16,10 @@ import pytest
 
 import icql
 import pendulum
+from icql.algos.base import Spec
+from icql.algos.iql import IQL
 from icql.errors import UserError
+from icql.settings.algorithms import IQLSettings
 from icql.settings.grid import Member
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
@@ -271,11 +274,15 @@ def test_a_critic_beyond_all_that_rewards_allow_is_said_so(tmp_path, capsys):
 
 def test_the_largest_value_is_the_largest_reward_forever():
     members = [Member(0, {}), Member(1, {"discount": 0.5})]
-    watch = Watch(members, rewards=(0.0, 2.0), discount=0.9)
+
+    def watching(*rewards):
+        return Watch(IQL(IQLSettings(discount=0.9), Spec(3, 2, 10, rewards)), members)
+
+    watch = watching(0.0, 2.0)
     assert watch.warnings({"q": [19.9, 3.9]}) == []
     assert len(watch.warnings({"q": [20.1, 3.9]})) == 1
     assert "seed 1" in watch.warnings({"q": [19.9, 4.1]})[0]
-    assert Watch(members, rewards=(-2.0, -1.0), discount=0.9).limit(members[0]) == 0
+    assert watching(-2.0, -1.0).limit(members[0]) == 0
     assert watch.warnings({"policy_loss": [1e9, 1e9]}) == []
     assert watch.first({"q": [1.0, 1.0]}) is None
     assert watch.first({"q": [30.0, 1.0]}) is not None

@@ -1,102 +1,134 @@
-"""What the critic-based methods share: settings, their critics, and how to feed and watch them.
+"""What the critic-based methods share: their critics, how to feed them and how to watch them.
 
 The updates themselves stand whole in each algorithm's own file.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-import equinox as eqx
-import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from icql.algos.base import Batch, Needs, Spec, value_range
+from icql.algos.base import Batch, Learner, Needs, Spec
 from icql.algos.optimise import adam
-from icql.nn.critics import Critics, LocalCritic, make_critics
-from icql.settings.critics import CriticKind, CriticSettings, LocalSettings
-from icql.settings.data import ContextSettings
+from icql.nn.critics import Critics, global_critics, local_critics
+from icql.nn.mlp import Activation, in_precision
+from icql.settings.algorithms import DMGSettings, FlowSettings, FQLSettings, IQLSettings
+from icql.settings.critics import CriticSettings
+
+S = TypeVar("S", bound=CriticSettings | FlowSettings)
 
 
-class ChoiceOfCritic(Protocol):
-    """Settings that say whether the critic is global or local, and which contexts it reads."""
+@dataclass(frozen=True)
+class CriticLearner(Learner[S]):
+    """A :class:`Learner` that :class:`HasCritics`; its state has them, with an optimiser, as `q`.
 
-    @property
-    def critic(self) -> CriticKind:
-        """Global or local."""
-        ...
-
-    @property
-    def context(self) -> ContextSettings:
-        """The contexts of a local critic."""
-        ...
+    Values may be global or, with `critic = local`, conditioned on the retrieved context.
+    """
 
     @property
-    def local(self) -> LocalSettings:
-        """The local critic."""
-        ...
+    def needs(self) -> Needs:
+        """Contexts for a local critic, plain transitions for a global one."""
+        local = self._local
+        return Needs() if local is None else Needs("contexts", local.context)
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """The brakes of critics that are not on yet."""
+        s, local = self.settings, self._local
+        known = {
+            "hold values within bounds (--bound-values)": self._bounds is False,
+            "take two critics (--critics 2)": s.critics < 2,
+            "lower --local.c-scale": local is not None and local.local.module == "linear",
+            "scale rewards down (--data.reward-scale 0.01)": True,
+        }
+        return tuple(remedy for remedy, helps in known.items() if helps)
+
+    def critic(self, state: Any) -> Critics:
+        """Return the Q critics as trained so far."""
+        return in_precision(state.q.model, "float32")
+
+    def value_range(self) -> tuple[Any, Any]:
+        """What rewards can add up to, discounted; an episode may also end with nothing."""
+        (least, largest), rest = self.spec.rewards, 1 - self.settings.discount
+        return min(least, 0.0) / rest, max(largest, 0.0) / rest
+
+    def bounded(self, values: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Values within that range, where the settings ask for it."""
+        return jnp.clip(values, *self.value_range()) if self._bounds else values
+
+    def diagnose(self, state: Any, batch: Batch) -> dict[str, Any]:
+        """Mean Q̂ after every layer of the first critic (local linear critics only)."""
+        q, query = self.critic(state), batch.query
+        if q.td is None:
+            return {}
+        return {"q_by_layer": q.trace(query.s, query.a, batch.context).mean(-1)}
+
+    def fresh_q(
+        self,
+        key: PRNGKeyArray,
+        *,
+        action_dim: int | None = None,
+        layer_norm: bool = False,
+        activation: Activation = "relu",
+    ) -> Critics:
+        """Q critics of the kind and number that the settings name.
+
+        `layer_norm` is of a global network; φ of a local one always has it.
+        """
+        actions = self.spec.action_dim if action_dim is None else action_dim
+        return self._fresh(key, actions, self.settings.critics, layer_norm, activation)
+
+    def fresh_v(self, key: PRNGKeyArray) -> Critics:
+        """One state value V of the kind that the settings name."""
+        return self._fresh(key, 0, 1, False, "relu")
+
+    def _fresh(
+        self, key: PRNGKeyArray, actions: int, count: int, layer_norm: bool, activation: Activation
+    ) -> Critics:
+        states, local = self.spec.observation_dim, self._local
+        if local is None:
+            sizes = (states + actions, self.settings.hidden, count)
+            return global_critics(*sizes, activation=activation, layer_norm=layer_norm, key=key)
+        return local_critics(
+            states,
+            actions,
+            local.hidden,
+            count,
+            local=local.local,
+            context=local.context.k,
+            discount=local.discount,
+            activation=activation,
+            key=key,
+        )
+
+    @property
+    def _local(self) -> CriticSettings | FQLSettings | None:
+        """The settings, where they ask for a local critic."""
+        s = self.settings
+        if isinstance(s, CriticSettings | FQLSettings) and s.critic == "local":
+            return s
+        return None
+
+    @property
+    def _bounds(self) -> bool | None:
+        """Whether values are held within bounds; None where there is no such setting."""
+        return self.settings.bound_values if isinstance(self.settings, CriticSettings) else None
 
 
-def needs_of(settings: ChoiceOfCritic, batches: int = 1) -> Needs:
-    """Contexts for a local critic, plain transitions for a global one."""
-    if settings.critic == "local":
-        return Needs("contexts", settings.context, batches=batches)
-    return Needs("transitions", batches=batches)
-
-
-def q_critics(
-    settings: CriticSettings, spec: Spec, key: PRNGKeyArray, *, layer_norm: bool = False
-) -> Critics:
-    """Fresh Q critics of the kind and number that the settings name."""
-    return _critics(settings, spec, spec.action_dim, settings.critics, layer_norm, key)
-
-
-def v_critic(settings: CriticSettings, spec: Spec, key: PRNGKeyArray) -> Critics:
-    """One fresh state value V of the kind that the settings name."""
-    return _critics(settings, spec, 0, 1, False, key)
-
-
-def _critics(
-    s: CriticSettings, spec: Spec, action_dim: int, count: int, layer_norm: bool, key: PRNGKeyArray
-) -> Critics:
-    return make_critics(
-        s.critic,
-        observation_dim=spec.observation_dim,
-        action_dim=action_dim,
-        hidden=s.hidden,
-        count=count,
-        discount=s.discount,
-        local=s.local,
-        context=s.context.k,
-        key=key,
-        layer_norm=layer_norm,
-    )
-
-
-def bounded(
-    values: Float[Array, "..."], settings: CriticSettings, spec: Spec
-) -> Float[Array, "..."]:
-    """Values within what the data's rewards can add up to, where the settings ask for it."""
-    if not settings.bound_values:
-        return values
-    return jnp.clip(values, *value_range(spec.rewards, settings.discount))
-
-
-def critic_optimiser(settings: CriticSettings) -> optax.GradientTransformation:
+def critic_optimiser(s: CriticSettings) -> optax.GradientTransformation:
     """Adam for critics: gradient clipping, and a pace of its own for C."""
     return adam(
-        settings.critic_learning_rate,
-        clip=settings.gradient_clip or None,
-        preconditioner_rate=settings.local.c_learning_rate,
+        s.critic_learning_rate,
+        clip=s.gradient_clip or None,
+        preconditioner_rate=s.local.c_learning_rate,
     )
 
 
-def q_by_layer(settings: ChoiceOfCritic, critics: Critics, batch: Batch) -> dict[str, Any]:
-    """Mean Q̂ after every layer of the first critic (local linear critics only)."""
-    if settings.critic == "global" or settings.local.module != "linear":
-        return {}
-    assert isinstance(critics.members, LocalCritic)
-    first = jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, critics.members)
-    return {"q_by_layer": first.trace(batch.context, batch.query.s, batch.query.a).mean(-1)}
+def policy_optimiser(s: CriticSettings, spec: Spec) -> optax.GradientTransformation:
+    """Adam for the policy, its rate falling by a cosine where the settings ask for it."""
+    falls = isinstance(s, IQLSettings | DMGSettings) and s.cosine_policy
+    return adam(s.policy_learning_rate, cosine_steps=spec.steps if falls else None)

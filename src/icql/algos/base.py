@@ -1,28 +1,33 @@
 """The contract between an algorithm and everything else.
 
-An algorithm is a frozen object made from its settings and the problem's :class:`Spec`. It can
-start (`init`), make one update from one batch (`update`), hand out its policy (`policy`) and say
-what kind of batch it needs (`needs`). The training loop knows nothing more, and no algorithm by
-name.
+An algorithm is a frozen dataclass of its settings and the problem's :class:`Spec`. It can start
+(`init`), make one update from one batch (`update`), hand out its policy (`policy`), look closer
+(`diagnose`), and say what kind of batch it needs (`needs`) and what helps where it diverges
+(`remedies`); one with critics also keeps :class:`HasCritics`. The training loop knows nothing more,
+and no algorithm by name.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from icql.nn.critics import Critics
+from icql.nn.mlp import in_precision
 from icql.nn.policies import Policy
 from icql.settings.critics import AlgorithmSettings
 from icql.settings.data import ContextSettings
+from icql.settings.run import Precision
 
 Metrics = dict[str, Array]
 State = TypeVar("State")
+S = TypeVar("S", bound=AlgorithmSettings)
 
 
 class Transition(eqx.Module):
@@ -85,14 +90,10 @@ class Spec:
     action_dim: int
     steps: int  # planned updates, for schedules
     rewards: tuple[float, float] = (-inf, inf)  # least and largest, as the algorithm sees them
+    precision: Precision = "float32"  # of the matrix products of updates
 
 
-def value_range(rewards: tuple[float, float], discount: float) -> tuple[float, float]:
-    """What rewards in a range can add up to, discounted; an episode may also end with nothing."""
-    least, largest = min(rewards[0], 0.0), max(rewards[1], 0.0)
-    return least / (1 - discount), largest / (1 - discount)
-
-
+@runtime_checkable
 class Algorithm(Protocol[State]):
     """(settings, spec) → init → update → policy."""
 
@@ -104,12 +105,22 @@ class Algorithm(Protocol[State]):
         ...
 
     @property
+    def spec(self) -> Spec:
+        """What it was made for."""
+        ...
+
+    @property
     def needs(self) -> Needs:
         """The kind of batch that `update` expects."""
         ...
 
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """What its user can try where training diverges, each as a command with its option."""
+        ...
+
     def init(self, key: PRNGKeyArray) -> State:
-        """Fresh networks and optimiser states."""
+        """Fresh networks and optimiser states, the products of networks in the spec's precision."""
         ...
 
     def update(self, state: State, batch: Batch, key: PRNGKeyArray) -> tuple[State, Metrics]:
@@ -117,9 +128,51 @@ class Algorithm(Protocol[State]):
         ...
 
     def policy(self, state: State) -> Policy:
-        """The policy as trained so far."""
+        """The policy as trained so far; its products in float32."""
         ...
 
     def diagnose(self, state: State, batch: Batch) -> dict[str, Any]:
         """Costlier looks at the networks, taken once per evaluation (may be empty)."""
         ...
+
+
+@runtime_checkable
+class HasCritics(Protocol):
+    """What an algorithm with critics has besides."""
+
+    def critic(self, state: Any) -> Critics:
+        """The Q critics as trained so far; their products in float32."""
+        ...
+
+    def value_range(self) -> tuple[float, float]:
+        """The least and largest value that a policy can have, by the rewards of the data."""
+        ...
+
+
+@dataclass(frozen=True)
+class Learner(Generic[S]):
+    """An algorithm without its `init` and `update`, which stand in its own file.
+
+    Its state has the policy, with its optimiser, as `pi`.
+    """
+
+    settings: S
+    spec: Spec
+
+    @property
+    def needs(self) -> Needs:
+        """Plain transitions."""
+        return Needs()
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """A smaller step: what is learned by regression alone has no other brake."""
+        return ("lower --learning-rate",)
+
+    def policy(self, state: Any) -> Any:
+        """Return the policy as trained so far."""
+        return in_precision(state.pi.model, "float32")
+
+    def diagnose(self, state: Any, batch: Batch) -> dict[str, Any]:
+        """Look at nothing more."""
+        return {}

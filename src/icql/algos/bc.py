@@ -8,13 +8,13 @@ Settings follow CORL's `any_percent_bc` (256×256 ReLU, Adam 3e-4, batch 256).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import equinox as eqx
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.base import Batch, Metrics, Needs, Spec
+from icql.algos.base import Batch, Learner, Metrics
 from icql.algos.optimise import Trained, adam, descend, start
+from icql.nn.mlp import in_precision
 from icql.nn.policies import DeterministicPolicy
 from icql.settings.algorithms import BCSettings
 
@@ -26,16 +26,8 @@ class BCState(eqx.Module):
 
 
 @dataclass(frozen=True)
-class BC:
+class BC(Learner[BCSettings]):
     """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
-
-    settings: BCSettings
-    spec: Spec
-
-    @property
-    def needs(self) -> Needs:
-        """Plain transitions."""
-        return Needs("transitions")
 
     def init(self, key: PRNGKeyArray) -> BCState:
         """Return a fresh policy."""
@@ -43,7 +35,7 @@ class BC:
         pi = DeterministicPolicy(
             spec.observation_dim, spec.action_dim, s.hidden, dropout=s.dropout, key=key
         )
-        return BCState(start(pi, adam(s.learning_rate)))
+        return in_precision(BCState(start(pi, adam(s.learning_rate))), spec.precision)
 
     def update(self, state: BCState, batch: Batch, key: PRNGKeyArray) -> tuple[BCState, Metrics]:
         """One step on ‖π(s) − a‖²."""
@@ -54,11 +46,3 @@ class BC:
 
         pi, value, _ = descend(state.pi, adam(self.settings.learning_rate), loss)
         return BCState(pi), {"policy_loss": value}
-
-    def policy(self, state: BCState) -> DeterministicPolicy:
-        """Return the policy as trained so far."""
-        return state.pi.model
-
-    def diagnose(self, state: BCState, batch: Batch) -> dict[str, Any]:
-        """Look at nothing more."""
-        return {}

@@ -18,7 +18,6 @@ Policy, temperature and critics make their steps from the same networks, as in C
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -26,11 +25,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from icql.algos.actor_critic import bounded, critic_optimiser, needs_of, q_by_layer, q_critics
-from icql.algos.base import Batch, Metrics, Needs, Spec, Transition
+from icql.algos.actor_critic import CriticLearner, critic_optimiser, policy_optimiser
+from icql.algos.base import Batch, Metrics, Transition
 from icql.algos.optimise import Trained, adam, descend, follow, start
 from icql.losses import bellman_target, conservative_gap, soft_actor_loss, temperature_loss
 from icql.nn.critics import Critics
+from icql.nn.mlp import in_precision
 from icql.nn.policies import TanhGaussianPolicy
 from icql.settings.algorithms import CQLSettings
 
@@ -46,34 +46,27 @@ class CQLState(eqx.Module):
 
 
 @dataclass(frozen=True)
-class CQL:
+class CQL(CriticLearner[CQLSettings]):
     """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
-
-    settings: CQLSettings
-    spec: Spec
-
-    @property
-    def needs(self) -> Needs:
-        """Contexts for a local critic, plain transitions for a global one."""
-        return needs_of(self.settings)
 
     def init(self, key: PRNGKeyArray) -> CQLState:
         """Fresh critics, their target, policy, temperature 1 and, with Lagrange, weight 1."""
         s, spec = self.settings, self.spec
         q_key, pi_key = jax.random.split(key)
-        q = q_critics(s, spec, q_key)
+        q, optimiser = self.fresh_q(q_key), policy_optimiser(s, spec)
         pi = TanhGaussianPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
-        return CQLState(
+        state = CQLState(
             q=start(q, critic_optimiser(s)),
             q_target=q,
-            pi=start(pi, self._policy_optimiser()),
-            log_temperature=start(jnp.zeros(()), self._policy_optimiser()),
+            pi=start(pi, optimiser),
+            log_temperature=start(jnp.zeros(()), optimiser),
             log_dual=start(jnp.zeros(()), self._dual_optimiser()) if s.lagrange else None,
         )
+        return in_precision(state, spec.precision)
 
     def update(self, state: CQLState, batch: Batch, key: PRNGKeyArray) -> tuple[CQLState, Metrics]:
         """One step on policy, temperature, critics and dual; then the target follows."""
-        s, query = self.settings, batch.query
+        s, query, optimiser = self.settings, batch.query, policy_optimiser(self.settings, self.spec)
         pi_key, next_key, sample_key, q_key = jax.random.split(key, 4)
         temperature = jnp.exp(state.log_temperature.model)
         at_s = state.q.model.at(query.s, batch.context)
@@ -82,18 +75,18 @@ class CQL:
             a, log_prob = pi.sample(query.s, key=pi_key)
             return soft_actor_loss(at_s(a), log_prob, temperature), log_prob
 
-        pi, pi_loss, log_prob = descend(state.pi, self._policy_optimiser(), policy_loss)
+        pi, pi_loss, log_prob = descend(state.pi, optimiser, policy_loss)
 
         target_entropy = -float(self.spec.action_dim)
         log_temperature, _, _ = descend(
             state.log_temperature,
-            self._policy_optimiser(),
+            optimiser,
             lambda log_t: (temperature_loss(log_t, log_prob, target_entropy), None),
         )
 
         a_next, log_prob_next = state.pi.model.sample(query.s_next, key=next_key)
         q_next = state.q_target(query.s_next, a_next, batch.context_next).min(0)
-        v_next = bounded(q_next, s, self.spec)
+        v_next = self.bounded(q_next)
         if s.backup_entropy:
             v_next = v_next - temperature * log_prob_next
         y = bellman_target(query.r, query.mask, v_next, s.discount)
@@ -134,18 +127,6 @@ class CQL:
         q_target = follow(state.q_target, q.model, s.target_rate)
         return CQLState(q, q_target, pi, log_temperature, log_dual), metrics
 
-    def policy(self, state: CQLState) -> TanhGaussianPolicy:
-        """The policy as trained so far; called with observations it returns tanh of the mean."""
-        return state.pi.model
-
-    def critic(self, state: CQLState) -> Critics:
-        """Return the Q critics as trained so far."""
-        return state.q.model
-
-    def diagnose(self, state: CQLState, batch: Batch) -> dict[str, Any]:
-        """Mean Q̂ after every layer of the first critic (local linear critics only)."""
-        return q_by_layer(self.settings, state.q.model, batch)
-
     def _proposals(
         self, pi: TanhGaussianPolicy, query: Transition, key: PRNGKeyArray
     ) -> tuple[Float[Array, "samples batch act"], Float[Array, "samples batch"]]:
@@ -164,9 +145,6 @@ class CQL:
 
     def _dual(self, log_dual: Float[Array, ""]) -> Float[Array, ""]:
         return jnp.clip(jnp.exp(log_dual), 0.0, 1e6)
-
-    def _policy_optimiser(self) -> optax.GradientTransformation:
-        return adam(self.settings.policy_learning_rate)
 
     def _dual_optimiser(self) -> optax.GradientTransformation:
         return adam(self.settings.critic_learning_rate)

@@ -20,13 +20,12 @@ from dataclasses import dataclass
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.actor_critic import bounded, critic_optimiser, q_critics, v_critic
+from icql.algos.actor_critic import critic_optimiser, policy_optimiser
 from icql.algos.base import Batch, Metrics
-from icql.algos.optimise import Trained, adam, descend, follow, start
-from icql.algos.td3 import TD3Based
+from icql.algos.optimise import Trained, descend, follow, start
+from icql.algos.td3bc import DelayedLearner
 from icql.losses import (
     advantage_weights,
     bellman_target,
@@ -36,6 +35,7 @@ from icql.losses import (
     smoothed_action,
 )
 from icql.nn.critics import Critics
+from icql.nn.mlp import in_precision
 from icql.nn.policies import DeterministicPolicy
 from icql.settings.algorithms import DMGSettings
 
@@ -51,22 +51,23 @@ class DMGState(eqx.Module):
 
 
 @dataclass(frozen=True)
-class DMG(TD3Based[DMGSettings]):
+class DMG(DelayedLearner[DMGSettings]):
     """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
 
     def init(self, key: PRNGKeyArray) -> DMGState:
         """Fresh critics, V and policy, and their targets."""
         s, spec = self.settings, self.spec
         q_key, v_key, pi_key = jax.random.split(key, 3)
-        q, v = q_critics(s, spec, q_key), v_critic(s, spec, v_key)
+        q, v = self.fresh_q(q_key), self.fresh_v(v_key)
         pi = DeterministicPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
-        return DMGState(
+        state = DMGState(
             start(q, critic_optimiser(s)),
             q,
             start(v, critic_optimiser(s)),
-            start(pi, self._policy_optimiser()),
+            start(pi, policy_optimiser(s, spec)),
             pi,
         )
+        return in_precision(state, spec.precision)
 
     def update(self, state: DMGState, batch: Batch, key: PRNGKeyArray) -> tuple[DMGState, Metrics]:
         """`policy_delay` steps on V and Q, one on the policy, then both targets follow."""
@@ -92,7 +93,7 @@ class DMG(TD3Based[DMGSettings]):
             )
             q_next = state.q_target(query.s_next, a_next, batch.context_next).min(0)
             v_next = v.model(query.s_next, None, batch.context_next)[0]
-            mild = bounded(mild_value(q_next, v_next, s.mixture), s, self.spec)
+            mild = self.bounded(mild_value(q_next, v_next, s.mixture))
             y = bellman_target(query.r, query.mask, mild, s.discount)
 
             def critic_loss(q: Critics) -> tuple[Array, Metrics]:
@@ -122,7 +123,7 @@ class DMG(TD3Based[DMGSettings]):
             loss = dmg_actor_loss(at_s(a).min(0), difference, weights, s.penalty)
             return loss, (difference**2).mean()
 
-        pi, pi_loss, cloning_error = descend(state.pi, self._policy_optimiser(), policy_loss)
+        pi, pi_loss, cloning_error = descend(state.pi, policy_optimiser(s, self.spec), policy_loss)
         metrics = {
             **jax.tree.map(jnp.mean, metrics),
             "policy_loss": pi_loss,
@@ -134,9 +135,3 @@ class DMG(TD3Based[DMGSettings]):
         q_target = follow(state.q_target, q.model, s.target_rate)
         pi_target = follow(state.pi_target, pi.model, s.target_rate)
         return DMGState(q, q_target, v, pi, pi_target), metrics
-
-    def _policy_optimiser(self) -> optax.GradientTransformation:
-        s = self.settings
-        return adam(
-            s.policy_learning_rate, cosine_steps=self.spec.steps if s.cosine_policy else None
-        )

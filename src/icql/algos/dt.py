@@ -11,17 +11,21 @@ orthogonal weights at the start, and one target return per run rather than two.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import equinox as eqx
+import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from icql.algos.base import Batch, Metrics, Needs, Spec, Window
+from icql.algos.base import Batch, Learner, Metrics, Needs, Window
 from icql.algos.optimise import Trained, adamw, descend, start
-from icql.nn.history import Goal, History
+from icql.losses import Number
+from icql.nn.mlp import in_precision
 from icql.nn.policies import first_action
-from icql.nn.transformer import DecisionTransformer, Trajectory
+from icql.nn.transformer import DecisionTransformer, Goal, History, Trajectory
 from icql.settings.algorithms import DTSettings
+
+T = TypeVar("T", bound=DTSettings)
 
 
 class DTPolicy(eqx.Module):
@@ -37,7 +41,7 @@ class DTPolicy(eqx.Module):
 
     def start(self, rows: int) -> History:
         """No history."""
-        return History.empty(rows, self.length, *dimensions(self.model))
+        return History.empty(rows, self.length, *self.model.dimensions)
 
     def step(
         self,
@@ -48,8 +52,12 @@ class DTPolicy(eqx.Module):
     ) -> tuple[Float[Array, "rows act"], History]:
         """The action of the step that now begins."""
         history = carry.saw(s, rewards, fresh, self.goal)
-        action = self.model(history.steps)[:, -1]
+        action = self.predict(history.steps)
         return action, history.did(action)
+
+    def predict(self, steps: Trajectory) -> Float[Array, "rows act"]:
+        """The action of the newest step."""
+        return self.model(steps)[:, -1]
 
 
 class DTState(eqx.Module):
@@ -59,20 +67,60 @@ class DTState(eqx.Module):
 
 
 @dataclass(frozen=True)
-class DT:
-    """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
-
-    settings: DTSettings
-    spec: Spec
+class SequenceLearner(Learner[T]):
+    """What DT and RA-DT share besides their updates: windows, Transformers and their optimiser."""
 
     @property
     def needs(self) -> Needs:
         """Windows of K steps."""
         return Needs("sequences", length=self.settings.length)
 
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """Smaller steps; rewards keep their size here."""
+        return ("lower --learning-rate", "lower --gradient-clip", "raise --warmup")
+
+    @property
+    def goal(self) -> Goal:
+        """What the policy asks for."""
+        s = self.settings
+        return Goal(s.target_return, s.return_scale, s.running_rewards)
+
+    def fresh(self, key: PRNGKeyArray, *, cross: bool = False) -> Trained[DecisionTransformer]:
+        """A Transformer with its optimiser, with cross-attention where asked for."""
+        s, spec = self.settings, self.spec
+        model = DecisionTransformer(
+            spec.observation_dim,
+            spec.action_dim,
+            width=s.width,
+            layers=s.layers,
+            heads=s.heads,
+            timesteps=s.timesteps,
+            rate=s.dropout,
+            cross=cross,
+            key=key,
+        )
+        return start(in_precision(model, spec.precision), self.optimiser())
+
+    def optimiser(self) -> optax.GradientTransformation:
+        """AdamW with warm-up and clipping."""
+        s = self.settings
+        return adamw(
+            s.learning_rate,
+            weight_decay=s.weight_decay,
+            clip=s.gradient_clip,
+            warmup=s.warmup,
+            cosine_steps=self.spec.steps if s.cosine else None,
+        )
+
+
+@dataclass(frozen=True)
+class DT(SequenceLearner[DTSettings]):
+    """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
+
     def init(self, key: PRNGKeyArray) -> DTState:
         """Return a fresh Transformer."""
-        return DTState(start(make_transformer(self.settings, self.spec, key), self._optimiser()))
+        return DTState(self.fresh(key))
 
     def update(self, state: DTState, batch: Batch, key: PRNGKeyArray) -> tuple[DTState, Metrics]:
         """One step on ‖a_t − π(…)‖² over the valid steps of the windows."""
@@ -82,66 +130,23 @@ class DT:
         def loss(pi: DecisionTransformer) -> tuple[Array, None]:
             return action_loss(pi(trajectory, key=key), trajectory), None
 
-        pi, value, _ = descend(state.pi, self._optimiser(), loss)
+        pi, value, _ = descend(state.pi, self.optimiser(), loss)
         return DTState(pi), {"policy_loss": value}
 
     def policy(self, state: DTState) -> DTPolicy:
         """Return the policy as trained so far."""
-        return DTPolicy(state.pi.model, goal_of(self.settings), self.settings.length)
-
-    def diagnose(self, state: DTState, batch: Batch) -> dict[str, Any]:
-        """Look at nothing more."""
-        return {}
-
-    def _optimiser(self) -> Any:
-        return make_optimiser(self.settings, self.spec)
+        model = in_precision(state.pi.model, "float32")
+        return DTPolicy(model, self.goal, self.settings.length)
 
 
 def action_loss(predicted: Float[Array, "b k act"], trajectory: Trajectory) -> Float[Array, ""]:
     """Mean squared error of the actions over valid steps and action dimensions."""
     error = ((predicted - trajectory.a) ** 2).mean(-1)
-    return (error * trajectory.valid).sum() / trajectory.valid.sum()
+    valid = trajectory.valid.astype(error.dtype)
+    return (error * valid).sum() / valid.sum()
 
 
-def trajectory_of(window: Window, scale: float) -> Trajectory:
+def trajectory_of(window: Window, scale: Number) -> Trajectory:
     """What the network sees of a window: returns-to-go divided by `scale`."""
     steps = window.steps
     return Trajectory(window.to_go / scale, steps.s, steps.a, window.timestep, window.valid)
-
-
-def goal_of(s: DTSettings) -> Goal:
-    """Return what the policy asks for."""
-    return Goal(s.target_return, s.return_scale, s.running_rewards)
-
-
-def make_transformer(
-    s: DTSettings, spec: Spec, key: PRNGKeyArray, *, cross: bool = False
-) -> DecisionTransformer:
-    """Make a fresh Transformer, with cross-attention where asked for."""
-    return DecisionTransformer(
-        spec.observation_dim,
-        spec.action_dim,
-        width=s.width,
-        layers=s.layers,
-        heads=s.heads,
-        timesteps=s.timesteps,
-        rate=s.dropout,
-        cross=cross,
-        key=key,
-    )
-
-
-def make_optimiser(s: DTSettings, spec: Spec) -> Any:
-    """AdamW with warm-up and clipping."""
-    return adamw(
-        s.learning_rate,
-        weight_decay=s.weight_decay,
-        clip=s.gradient_clip,
-        warmup=s.warmup,
-        cosine_steps=spec.steps if s.cosine else None,
-    )
-
-
-def dimensions(model: DecisionTransformer) -> tuple[int, int]:
-    """(observation, action) dimensions of a Transformer."""
-    return model.embed_state.weight.shape[0], model.embed_action.weight.shape[0]

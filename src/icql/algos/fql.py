@@ -13,15 +13,16 @@ noise z is seeded by the state (see :func:`icql.nn.flow.noise_of_state`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from icql.algos.actor_critic import needs_of, q_by_layer
-from icql.algos.base import Batch, Metrics, Needs, Spec
+from icql.algos.actor_critic import CriticLearner
+from icql.algos.base import Batch, Metrics
 from icql.algos.optimise import Trained, adam, descend, follow, start
 from icql.losses import (
     bellman_target,
@@ -30,97 +31,60 @@ from icql.losses import (
     flow_point,
     normalised_q,
 )
-from icql.nn.critics import Critics, make_critics
-from icql.nn.flow import Flow, noise_of_state
-from icql.nn.mlp import MLP
-from icql.settings.algorithms import Aggregate, FQLSettings
+from icql.nn.critics import Critics
+from icql.nn.flow import Flow, OneStepPolicy
+from icql.nn.mlp import in_precision
+from icql.settings.algorithms import Aggregate, FlowSettings, FQLSettings
+
+F = TypeVar("F", bound=FlowSettings)
 
 
-class OneStepPolicy(eqx.Module):
-    """μ(s, z): one pass from noise to action."""
-
-    net: MLP
-    action_dim: int = eqx.field(static=True)
-
-    def __init__(
-        self, observation_dim: int, action_dim: int, hidden: tuple[int, ...], *, key: PRNGKeyArray
-    ) -> None:
-        inputs = observation_dim + action_dim
-        self.net = MLP(inputs, hidden, action_dim, activation="gelu", final_gain=0.1, key=key)
-        self.action_dim = action_dim
-
-    def raw(
-        self, s: Float[Array, "... obs"], noise: Float[Array, "... act"]
-    ) -> Float[Array, "... act"]:
-        """μ(s, z) before it is clipped: what distillation compares."""
-        return self.net(jnp.concatenate([s, noise], -1))
-
-    def sample(self, s: Float[Array, "... obs"], *, key: PRNGKeyArray) -> Float[Array, "... act"]:
-        """μ(s, z) for fresh noise, clipped to the action box."""
-        noise = jax.random.normal(key, (*s.shape[:-1], self.action_dim))
-        return jnp.clip(self.raw(s, noise), -1, 1)
-
-    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
-        """μ(s, z(s)), the noise seeded by the state."""
-        rows = s.reshape(-1, s.shape[-1])
-        action = jnp.clip(self.raw(rows, noise_of_state(rows, (self.action_dim,))), -1, 1)
-        return action.reshape(*s.shape[:-1], self.action_dim)
-
-
-class FQLState(eqx.Module):
+class FlowState(eqx.Module):
     """Everything that training changes."""
 
     q: Trained[Critics]
     q_target: Critics
     flow: Trained[Flow]
-    pi: Trained[OneStepPolicy]
+    pi: Trained[OneStepPolicy] | None  # None where the flow itself acts (QC)
 
 
 @dataclass(frozen=True)
-class FQL:
+class FlowLearner(CriticLearner[F]):
+    """What FQL and QC share besides their updates: the networks and their optimisers."""
+
+    def start(self, key: PRNGKeyArray, action_dim: int, *, one_step: bool) -> FlowState:
+        """Fresh critics, their target, flow and, where asked for, one-step policy."""
+        s, spec, optimiser = self.settings, self.spec, adam(self.settings.learning_rate)
+        q_key, flow_key, pi_key = jax.random.split(key, 3)
+        sizes = (spec.observation_dim, action_dim, s.hidden)
+        q = self.fresh_q(q_key, action_dim=action_dim, layer_norm=True, activation="gelu")
+        flow = Flow(*sizes, steps=s.flow_steps, key=flow_key)
+        pi = start(OneStepPolicy(*sizes, key=pi_key), optimiser) if one_step else None
+        state = FlowState(start(q, self.critic_optimiser()), q, start(flow, optimiser), pi)
+        return in_precision(state, spec.precision)
+
+    def critic_optimiser(self) -> optax.GradientTransformation:
+        """Adam, with a pace of its own for C."""
+        s = self.settings
+        pace = s.local.c_learning_rate if isinstance(s, FQLSettings) else 1.0
+        return adam(s.learning_rate, preconditioner_rate=pace)
+
+
+@dataclass(frozen=True)
+class FQL(FlowLearner[FQLSettings]):
     """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
 
-    settings: FQLSettings
-    spec: Spec
-
-    @property
-    def needs(self) -> Needs:
-        """Contexts for a local critic, plain transitions for a global one."""
-        return needs_of(self.settings)
-
-    def init(self, key: PRNGKeyArray) -> FQLState:
+    def init(self, key: PRNGKeyArray) -> FlowState:
         """Fresh critics, their target, flow and one-step policy."""
-        s, spec = self.settings, self.spec
-        q_key, flow_key, pi_key = jax.random.split(key, 3)
-        q = make_critics(
-            s.critic,
-            observation_dim=spec.observation_dim,
-            action_dim=spec.action_dim,
-            hidden=s.hidden,
-            count=s.critics,
-            discount=s.discount,
-            local=s.local,
-            context=s.context.k,
-            layer_norm=True,
-            activation="gelu",
-            key=q_key,
-        )
-        flow = Flow(
-            spec.observation_dim, spec.action_dim, s.hidden, steps=s.flow_steps, key=flow_key
-        )
-        pi = OneStepPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
-        optimiser = adam(s.learning_rate)
-        return FQLState(
-            q=start(q, self._critic_optimiser()),
-            q_target=q,
-            flow=start(flow, optimiser),
-            pi=start(pi, optimiser),
-        )
+        return self.start(key, self.spec.action_dim, one_step=True)
 
-    def update(self, state: FQLState, batch: Batch, key: PRNGKeyArray) -> tuple[FQLState, Metrics]:
+    def update(
+        self, state: FlowState, batch: Batch, key: PRNGKeyArray
+    ) -> tuple[FlowState, Metrics]:
         """One step on Q, the flow and the one-step policy, all from the networks as they were."""
         s, query, optimiser = self.settings, batch.query, adam(self.settings.learning_rate)
         next_key, q_key, noise_key, t_key, z_key = jax.random.split(key, 5)
+        assert state.pi is not None
 
         a_next = state.pi.model.sample(query.s_next, key=next_key)
         q_next = aggregate(state.q_target(query.s_next, a_next, batch.context_next), s.q_aggregate)
@@ -130,7 +94,7 @@ class FQL:
             values = q(query.s, query.a, batch.context, key=q_key)
             return ((values - y) ** 2).mean(), values.mean()
 
-        q, q_loss, q_mean = descend(state.q, self._critic_optimiser(), critic_loss)
+        q, q_loss, q_mean = descend(state.q, self.critic_optimiser(), critic_loss)
 
         noise = jax.random.normal(noise_key, query.a.shape)
         t = jax.random.uniform(t_key, (len(noise), 1))
@@ -160,23 +124,7 @@ class FQL:
             "q": q_mean,
             "max_preconditioner": q.model.max_preconditioner(),
         }
-        return FQLState(q, follow(state.q_target, q.model, s.target_rate), flow, pi), metrics
-
-    def policy(self, state: FQLState) -> OneStepPolicy:
-        """Return the one-step policy as trained so far."""
-        return state.pi.model
-
-    def critic(self, state: FQLState) -> Critics:
-        """Return the Q critics as trained so far."""
-        return state.q.model
-
-    def diagnose(self, state: FQLState, batch: Batch) -> dict[str, Any]:
-        """Mean Q̂ after every layer of the first critic (local linear critics only)."""
-        return q_by_layer(self.settings, state.q.model, batch)
-
-    def _critic_optimiser(self) -> Any:
-        s = self.settings
-        return adam(s.learning_rate, preconditioner_rate=s.local.c_learning_rate)
+        return FlowState(q, follow(state.q_target, q.model, s.target_rate), flow, pi), metrics
 
 
 def aggregate(q: Float[Array, "critics ..."], how: Aggregate) -> Float[Array, "..."]:

@@ -23,18 +23,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.actor_critic import (
-    bounded,
-    critic_optimiser,
-    needs_of,
-    q_by_layer,
-    q_critics,
-    v_critic,
-)
-from icql.algos.base import Batch, Metrics, Needs, Spec, Transition, join
-from icql.algos.optimise import Trained, adam, descend, follow, start
+from icql.algos.actor_critic import CriticLearner, critic_optimiser, policy_optimiser
+from icql.algos.base import Batch, Metrics, Transition, join
+from icql.algos.optimise import Trained, descend, follow, start
 from icql.losses import advantage_weights, bellman_target, expectile
 from icql.nn.critics import Critics
+from icql.nn.mlp import in_precision
 from icql.nn.policies import GaussianPolicy
 from icql.settings.algorithms import IQLSettings
 
@@ -49,34 +43,21 @@ class IQLState(eqx.Module):
 
 
 @dataclass(frozen=True)
-class IQL:
+class IQL(CriticLearner[IQLSettings]):
     """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
-
-    settings: IQLSettings
-    spec: Spec
-
-    @property
-    def needs(self) -> Needs:
-        """Contexts for a local critic, plain transitions for a global one."""
-        return needs_of(self.settings)
 
     def init(self, key: PRNGKeyArray) -> IQLState:
         """Fresh critics, their target, V (reading B) and policy."""
         s, spec = self.settings, self.spec
         q_key, v_key, pi_key = jax.random.split(key, 3)
-        q = q_critics(s, spec, q_key)
+        q, v = self.fresh_q(q_key), None
+        if s.value == "expectile":
+            v = start(self.fresh_v(v_key), critic_optimiser(s))
         pi = GaussianPolicy(
             spec.observation_dim, spec.action_dim, s.hidden, dropout=s.policy_dropout, key=pi_key
         )
-        v = None
-        if s.value == "expectile":
-            v = start(v_critic(s, spec, v_key), critic_optimiser(s))
-        return IQLState(
-            q=start(q, critic_optimiser(s)),
-            q_target=q,
-            v=v,
-            pi=start(pi, self._policy_optimiser()),
-        )
+        state = IQLState(start(q, critic_optimiser(s)), q, v, start(pi, policy_optimiser(s, spec)))
+        return in_precision(state, spec.precision)
 
     def update(self, state: IQLState, batch: Batch, key: PRNGKeyArray) -> tuple[IQLState, Metrics]:
         """One step on V (reading B), the policy and Q, in IQL's order; then the target follows."""
@@ -103,9 +84,9 @@ class IQL:
         def policy_loss(pi: GaussianPolicy) -> tuple[Array, None]:
             return -(weights * pi.log_prob(query.s, query.a, key=pi_key)).mean(), None
 
-        pi, pi_loss, _ = descend(state.pi, self._policy_optimiser(), policy_loss)
+        pi, pi_loss, _ = descend(state.pi, policy_optimiser(s, self.spec), policy_loss)
 
-        y = bellman_target(query.r, query.mask, bounded(v_next, s, self.spec), s.discount)
+        y = bellman_target(query.r, query.mask, self.bounded(v_next), s.discount)
 
         def critic_loss(q: Critics) -> tuple[Array, Array]:
             error = y - q(query.s, query.a, batch.context, key=q_key)
@@ -127,18 +108,6 @@ class IQL:
         }
         return IQLState(q, q_target, v, pi), metrics
 
-    def policy(self, state: IQLState) -> GaussianPolicy:
-        """Return the policy as trained so far."""
-        return state.pi.model
-
-    def critic(self, state: IQLState) -> Critics:
-        """Return the Q critics as trained so far."""
-        return state.q.model
-
-    def diagnose(self, state: IQLState, batch: Batch) -> dict[str, Any]:
-        """Mean Q̂ after every layer of the first critic (local linear critics only)."""
-        return q_by_layer(self.settings, state.q.model, batch)
-
     def _policy_values(
         self, state: IQLState, query: Transition, states: tuple[Array, Any], key: PRNGKeyArray
     ) -> tuple[Array, Array, Array]:
@@ -150,8 +119,3 @@ class IQL:
         q = state.q_target(s, jnp.concatenate([logged[None], drawn]), context).min(0)
         v_s, v_next = jnp.split(q[1:].mean(0), 2)
         return q[0, : len(query.s)], v_s, v_next
-
-    def _policy_optimiser(self) -> Any:
-        s = self.settings
-        steps = self.spec.steps if s.cosine_policy else None
-        return adam(s.policy_learning_rate, cosine_steps=steps)

@@ -10,6 +10,8 @@ import jax
 import optax
 from jaxtyping import Array
 
+from icql.losses import Number
+
 Model = TypeVar("Model")
 
 
@@ -33,11 +35,12 @@ def descend(
     """One step down the gradient of `loss(model) → (value, extras)`."""
     (value, extras), gradient = eqx.filter_value_and_grad(loss, has_aux=True)(trained.model)
     parameters = eqx.filter(trained.model, eqx.is_inexact_array)
-    updates, state = optimiser.update(gradient, trained.optimiser, parameters)
+    with jax.numpy_dtype_promotion("standard"):  # optax reckons with counts of steps
+        updates, state = optimiser.update(gradient, trained.optimiser, parameters)
     return Trained(eqx.apply_updates(trained.model, updates), state), value, extras
 
 
-def follow(target: Model, online: Model, rate: float) -> Model:
+def follow(target: Model, online: Model, rate: Number) -> Model:
     """Exponential moving average: target ← (1 − rate) target + rate online."""
     return jax.tree.map(
         lambda t, o: (1 - rate) * t + rate * o if eqx.is_inexact_array(t) else t, target, online
@@ -45,11 +48,11 @@ def follow(target: Model, online: Model, rate: float) -> Model:
 
 
 def adam(
-    learning_rate: float,
+    learning_rate: Number,
     *,
-    clip: float | None = None,
+    clip: Number | None = None,
     cosine_steps: int | None = None,
-    preconditioner_rate: float = 1.0,
+    preconditioner_rate: Number = 1.0,
 ) -> optax.GradientTransformation:
     """Adam, optionally with gradient-norm clipping, cosine decay and its own rate for C."""
     rate = optax.cosine_decay_schedule(learning_rate, cosine_steps) if cosine_steps else None
@@ -63,10 +66,10 @@ def adam(
 
 
 def adamw(
-    learning_rate: float,
+    learning_rate: Number,
     *,
-    weight_decay: float,
-    clip: float,
+    weight_decay: Number,
+    clip: Number,
     warmup: int,
     cosine_steps: int | None = None,
 ) -> optax.GradientTransformation:
@@ -82,7 +85,7 @@ def adamw(
     )
 
 
-def _scale_preconditioners(factor: float) -> optax.GradientTransformation:
+def _scale_preconditioners(factor: Number) -> optax.GradientTransformation:
     """Multiply the updates of every leaf called C: it learns at a pace of its own."""
 
     def scale(updates: Any, params: Any = None) -> Any:

@@ -16,25 +16,24 @@ offline phase. There is no local critic of chunks: retrieved contexts are single
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from icql.algos.base import Batch, Metrics, Needs, Spec
-from icql.algos.fql import OneStepPolicy, aggregate
-from icql.algos.optimise import Trained, adam, descend, follow, start
+from icql.algos.base import Batch, Metrics, Needs
+from icql.algos.fql import FlowLearner, FlowState, aggregate
+from icql.algos.optimise import adam, descend, follow
 from icql.losses import chunk_target, distillation_loss, flow_matching, flow_point, masked_mean
-from icql.nn.critics import Critics, make_critics
-from icql.nn.flow import Flow, noise_of_state
+from icql.nn.critics import Critics
+from icql.nn.flow import Flow, OneStepPolicy, noise_of_state
+from icql.nn.mlp import in_precision
 from icql.nn.policies import first_action
 from icql.settings.algorithms import Aggregate, QCSettings
-from icql.settings.critics import LocalSettings
 
 
-class Plan(eqx.Module):
+class OpenChunk(eqx.Module):
     """The chunk being executed, per row, and how much of it is done."""
 
     chunk: Float[Array, "rows h act"]
@@ -81,75 +80,42 @@ class ChunkPolicy(eqx.Module):
         """The first action of an episode that begins in s."""
         return first_action(self, s)
 
-    def start(self, rows: int) -> Plan:
+    def start(self, rows: int) -> OpenChunk:
         """Nothing planned yet."""
-        return Plan(jnp.zeros((rows, self.chunk, self.action_dim)), jnp.zeros(rows, jnp.int32))
+        return OpenChunk(jnp.zeros((rows, self.chunk, self.action_dim)), jnp.zeros(rows, jnp.int32))
 
     def step(
         self,
-        carry: Plan,
+        carry: OpenChunk,
         s: Float[Array, "rows obs"],
         rewards: Float[Array, " rows"],
         fresh: Bool[Array, " rows"],
-    ) -> tuple[Float[Array, "rows act"], Plan]:
+    ) -> tuple[Float[Array, "rows act"], OpenChunk]:
         """The next action of the chunk; a new chunk where an episode begins or one is done."""
         again = fresh | (carry.done % self.chunk == 0)
         fresh_chunk = self.chunks(s).reshape(carry.chunk.shape)
         chunk = jnp.where(again[:, None, None], fresh_chunk, carry.chunk)
         done = jnp.where(again, 0, carry.done)
         action = jnp.take_along_axis(chunk, done[:, None, None], axis=1)[:, 0]
-        return action, Plan(chunk, done + 1)
-
-
-class QCState(eqx.Module):
-    """Everything that training changes."""
-
-    q: Trained[Critics]
-    q_target: Critics
-    flow: Trained[Flow]
-    pi: Trained[OneStepPolicy] | None  # the distilled actor only
+        return action, OpenChunk(chunk, done + 1)
 
 
 @dataclass(frozen=True)
-class QC:
+class QC(FlowLearner[QCSettings]):
     """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
-
-    settings: QCSettings
-    spec: Spec
 
     @property
     def needs(self) -> Needs:
         """Windows of h steps."""
         return Needs("sequences", length=self.settings.chunk)
 
-    def init(self, key: PRNGKeyArray) -> QCState:
+    def init(self, key: PRNGKeyArray) -> FlowState:
         """Fresh critics, their target, flow and, where distilled, one-step policy."""
-        s, spec = self.settings, self.spec
-        q_key, flow_key, pi_key = jax.random.split(key, 3)
-        q = make_critics(
-            "global",
-            observation_dim=spec.observation_dim,
-            action_dim=self._chunk_dim,
-            hidden=s.hidden,
-            count=s.critics,
-            discount=s.discount,
-            local=LocalSettings(),
-            context=0,
-            layer_norm=True,
-            activation="gelu",
-            key=q_key,
-        )
-        flow = Flow(
-            spec.observation_dim, self._chunk_dim, s.hidden, steps=s.flow_steps, key=flow_key
-        )
-        optimiser = adam(s.learning_rate)
-        pi = None
-        if s.actor == "distilled":
-            one_step = OneStepPolicy(spec.observation_dim, self._chunk_dim, s.hidden, key=pi_key)
-            pi = start(one_step, optimiser)
-        return QCState(start(q, optimiser), q, start(flow, optimiser), pi)
+        return self.start(key, self._chunk_dim, one_step=self.settings.actor == "distilled")
 
-    def update(self, state: QCState, batch: Batch, key: PRNGKeyArray) -> tuple[QCState, Metrics]:
+    def update(
+        self, state: FlowState, batch: Batch, key: PRNGKeyArray
+    ) -> tuple[FlowState, Metrics]:
         """One step on every network, all from the networks as they were; the target follows."""
         s, window, optimiser = self.settings, batch.window, adam(self.settings.learning_rate)
         assert window is not None
@@ -158,7 +124,7 @@ class QC:
         state_now, chunk = steps.s[:, 0], steps.a.reshape(len(valid), -1)
 
         s_next = steps.s_next[:, -1]
-        chunk_next = self.policy(state).chunks.sample(s_next, key=next_key)
+        chunk_next = self._chunks(state).sample(s_next, key=next_key)
         q_next = aggregate(state.q_target(s_next, chunk_next), s.q_aggregate)
         y = chunk_target(steps.r, steps.mask, q_next, s.discount)
 
@@ -196,25 +162,18 @@ class QC:
 
             pi, pi_loss, distance = descend(pi, optimiser, policy_loss)
             metrics |= {"policy_loss": pi_loss, "distillation": distance}
-        return QCState(q, follow(state.q_target, q.model, s.target_rate), flow, pi), metrics
+        return FlowState(q, follow(state.q_target, q.model, s.target_rate), flow, pi), metrics
 
-    def policy(self, state: QCState) -> ChunkPolicy:
+    def policy(self, state: FlowState) -> ChunkPolicy:
         """Return the policy as trained so far."""
+        policy = ChunkPolicy(self._chunks(state), self.settings.chunk, self.spec.action_dim)
+        return in_precision(policy, "float32")
+
+    def _chunks(self, state: FlowState) -> BestOfN | OneStepPolicy:
+        if state.pi is not None:
+            return state.pi.model
         s = self.settings
-        chunks = (
-            BestOfN(state.flow.model, state.q.model, self._chunk_dim, s.samples, s.q_aggregate)
-            if state.pi is None
-            else state.pi.model
-        )
-        return ChunkPolicy(chunks, s.chunk, self.spec.action_dim)
-
-    def critic(self, state: QCState) -> Critics:
-        """Return the critics of chunks, whose actions are h actions side by side."""
-        return state.q.model
-
-    def diagnose(self, state: QCState, batch: Batch) -> dict[str, Any]:
-        """Look at nothing more."""
-        return {}
+        return BestOfN(state.flow.model, state.q.model, self._chunk_dim, s.samples, s.q_aggregate)
 
     @property
     def _chunk_dim(self) -> int:

@@ -22,32 +22,23 @@ Different here:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from icql.algos.base import Batch, Metrics, Needs, Spec
-from icql.algos.dt import (
-    action_loss,
-    dimensions,
-    goal_of,
-    make_optimiser,
-    make_transformer,
-    trajectory_of,
-)
-from icql.algos.optimise import Trained, descend, start
-from icql.nn.history import Goal, History
-from icql.nn.policies import first_action
-from icql.nn.transformer import DecisionTransformer, Trajectory
+from icql.algos.base import Batch, Metrics, Spec
+from icql.algos.dt import DTPolicy, SequenceLearner, action_loss, trajectory_of
+from icql.algos.optimise import Trained, descend
+from icql.nn.mlp import in_precision
+from icql.nn.transformer import DecisionTransformer, History, Trajectory
 from icql.settings.algorithms import RADTSettings
 
 NO_EPISODE, ACTING = -1, -2  # an empty place in the memory; a query from outside the data
 
 
-class Memory(eqx.Module):
+class Archive(eqx.Module):
     """Sub-trajectories with their embeddings; the oldest is replaced first."""
 
     trajectories: Trajectory  # leading axis m
@@ -56,7 +47,7 @@ class Memory(eqx.Module):
     written: Int[Array, ""]
 
     @classmethod
-    def empty(cls, s: RADTSettings, spec: Spec) -> Memory:
+    def empty(cls, s: RADTSettings, spec: Spec) -> Archive:
         """A memory without sub-trajectories."""
         history = History.empty(s.memory_size, s.length, spec.observation_dim, spec.action_dim)
         return cls(
@@ -68,7 +59,7 @@ class Memory(eqx.Module):
 
     def write(
         self, new: Trajectory, embeddings: Float[Array, "r width"], episode: Int[Array, " r"]
-    ) -> Memory:
+    ) -> Archive:
         """Put r sub-trajectories in the place of the oldest ones."""
         size, count = len(self.episode), len(episode)
         place = (self.written + jnp.arange(count)) % size
@@ -76,7 +67,7 @@ class Memory(eqx.Module):
         def put(old: Array, new: Array) -> Array:
             return old.at[place].set(new)
 
-        return Memory(
+        return Archive(
             jax.tree.map(put, self.trajectories, new),
             put(self.embeddings, embeddings),
             put(self.episode, episode),
@@ -97,38 +88,19 @@ class Memory(eqx.Module):
         return eqx.tree_at(lambda t: t.valid, found, valid)
 
 
-class RADTPolicy(eqx.Module):
+class RADTPolicy(DTPolicy):
     """Asks for a return and acts by the last K steps and what they call to mind."""
 
-    model: DecisionTransformer
     embedder: DecisionTransformer
-    memory: Memory
-    goal: Goal
-    length: int = eqx.field(static=True)
+    memory: Archive
     candidates: int = eqx.field(static=True)
 
-    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
-        """The first action of an episode that begins in s."""
-        return first_action(self, s)
-
-    def start(self, rows: int) -> History:
-        """No history."""
-        return History.empty(rows, self.length, *dimensions(self.model))
-
-    def step(
-        self,
-        carry: History,
-        s: Float[Array, "rows obs"],
-        rewards: Float[Array, " rows"],
-        fresh: Bool[Array, " rows"],
-    ) -> tuple[Float[Array, "rows act"], History]:
+    def predict(self, steps: Trajectory) -> Float[Array, "rows act"]:
         """Retrieve by the history so far, then act."""
-        history = carry.saw(s, rewards, fresh, self.goal)
-        query = self.embedder.embedding(history.steps)
-        outside = jnp.full(len(s), ACTING, jnp.int32)
+        query = self.embedder.embedding(steps)
+        outside = jnp.full(len(query), ACTING, jnp.int32)
         retrieved = self.memory.retrieve(query, outside, self.candidates)
-        action = self.model(history.steps, retrieved)[:, -1]
-        return action, history.did(action)
+        return self.model(steps, retrieved)[:, -1]
 
 
 class RADTState(eqx.Module):
@@ -136,30 +108,21 @@ class RADTState(eqx.Module):
 
     embedder: Trained[DecisionTransformer]
     pi: Trained[DecisionTransformer]
-    memory: Memory
+    memory: Archive
     step: Int[Array, ""]
 
 
 @dataclass(frozen=True)
-class RADT:
+class RADT(SequenceLearner[RADTSettings]):
     """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
-
-    settings: RADTSettings
-    spec: Spec
-
-    @property
-    def needs(self) -> Needs:
-        """Windows of K steps."""
-        return Needs("sequences", length=self.settings.length)
 
     def init(self, key: PRNGKeyArray) -> RADTState:
         """Fresh Transformers and an empty memory."""
-        s, spec = self.settings, self.spec
         embedder_key, pi_key = jax.random.split(key)
         return RADTState(
-            embedder=start(make_transformer(s, spec, embedder_key), self._optimiser()),
-            pi=start(make_transformer(s, spec, pi_key, cross=True), self._optimiser()),
-            memory=Memory.empty(s, spec),
+            embedder=self.fresh(embedder_key),
+            pi=self.fresh(pi_key, cross=True),
+            memory=Archive.empty(self.settings, self.spec),
             step=jnp.zeros((), jnp.int32),
         )
 
@@ -175,7 +138,7 @@ class RADT:
         def embedder_loss(model: DecisionTransformer) -> tuple[Array, None]:
             return action_loss(model(trajectory, key=embedder_key), trajectory), None
 
-        learned, dt_loss, _ = descend(state.embedder, self._optimiser(), embedder_loss)
+        learned, dt_loss, _ = descend(state.embedder, self.optimiser(), embedder_loss)
         learning = state.step < max(1, round(s.pretrain * self.spec.steps))
         embedder = jax.tree.map(
             lambda new, old: jnp.where(learning, new, old) if eqx.is_array(new) else old,
@@ -193,7 +156,7 @@ class RADT:
         def policy_loss(model: DecisionTransformer) -> tuple[Array, None]:
             return action_loss(model(trajectory, retrieved, key=pi_key), trajectory), None
 
-        pi, pi_loss, _ = descend(state.pi, self._optimiser(), policy_loss)
+        pi, pi_loss, _ = descend(state.pi, self.optimiser(), policy_loss)
         metrics = {
             "policy_loss": pi_loss,
             "embedder_loss": dt_loss,
@@ -204,18 +167,5 @@ class RADT:
     def policy(self, state: RADTState) -> RADTPolicy:
         """Return the policy as trained so far, with its memory."""
         s = self.settings
-        return RADTPolicy(
-            state.pi.model,
-            state.embedder.model,
-            state.memory,
-            goal_of(s),
-            s.length,
-            s.candidates,
-        )
-
-    def diagnose(self, state: RADTState, batch: Batch) -> dict[str, Any]:
-        """Look at nothing more."""
-        return {}
-
-    def _optimiser(self) -> Any:
-        return make_optimiser(self.settings, self.spec)
+        model, embedder = in_precision((state.pi.model, state.embedder.model), "float32")
+        return RADTPolicy(model, self.goal, s.length, embedder, state.memory, s.candidates)

@@ -36,102 +36,36 @@ class Entry:
     presets: Mapping[str, Any] = field(default_factory=dict)  # as a section of presets.toml
 
 
+# name, where its code is, settings, what it is, and where it comes from
+_OWN: tuple[tuple[str, str, type[Any], str, str], ...] = (
+    ("icql", "iql:IQL", own.IQLSettings, "IQL with a local in-context critic", "Xu et al. 2026"),
+    ("iql", "iql:IQL", own.IQLSettings, "implicit Q-learning", "Kostrikov et al. 2022"),
+    ("bc", "bc:BC", own.BCSettings, "behaviour cloning", "CORL"),
+    ("icql-td3bc", "td3bc:TD3BC", own.TD3BCSettings, "TD3+BC with a local in-context critic",
+     "Xu et al. 2026"),
+    ("td3bc", "td3bc:TD3BC", own.TD3BCSettings, "TD3 with cloning", "Fujimoto & Gu 2021"),
+    ("cql", "cql:CQL", own.CQLSettings, "conservative Q-learning", "Kumar et al. 2020"),
+    ("rebrac", "td3bc:ReBRAC", own.ReBRACSettings, "TD3+BC, cloning in actor and critic",
+     "Tarasov et al. 2023"),
+    ("dmg", "dmg:DMG", own.DMGSettings, "doubly mild generalisation", "Mao et al. 2024"),
+    ("dt", "dt:DT", own.DTSettings, "Decision Transformer", "Chen et al. 2021"),
+    ("radt", "radt:RADT", own.RADTSettings, "retrieval-augmented DT, a port",
+     "Schmied et al. 2024"),
+    ("fql", "fql:FQL", own.FQLSettings, "flow policy, distilled to one step", "Park et al. 2025"),
+    ("qc", "qc:QC", own.QCSettings, "action chunks, best of n", "Li et al. 2025"),
+    ("sac", "sac:SAC", own.SACSettings, "soft actor-critic, the online oracle",
+     "Haarnoja et al. 2018"),
+)  # fmt: skip
 _ALGORITHMS = {
-    entry.name: entry
-    for entry in (
-        Entry(
-            name="icql",
-            summary="IQL with a local in-context critic",
-            make="icql.algos.iql:IQL",
-            settings=own.IQLSettings,
-            paper="Xu et al. 2026",
-        ),
-        Entry(
-            name="iql",
-            summary="implicit Q-learning",
-            make="icql.algos.iql:IQL",
-            settings=own.IQLSettings,
-            paper="Kostrikov et al. 2022",
-        ),
-        Entry(
-            name="bc",
-            summary="behaviour cloning",
-            make="icql.algos.bc:BC",
-            settings=own.BCSettings,
-            paper="CORL",
-        ),
-        Entry(
-            name="icql-td3bc",
-            summary="TD3+BC with a local in-context critic",
-            make="icql.algos.td3bc:TD3BC",
-            settings=own.TD3BCSettings,
-            paper="Xu et al. 2026",
-        ),
-        Entry(
-            name="td3bc",
-            summary="TD3 with cloning",
-            make="icql.algos.td3bc:TD3BC",
-            settings=own.TD3BCSettings,
-            paper="Fujimoto & Gu 2021",
-        ),
-        Entry(
-            name="cql",
-            summary="conservative Q-learning",
-            make="icql.algos.cql:CQL",
-            settings=own.CQLSettings,
-            paper="Kumar et al. 2020",
-        ),
-        Entry(
-            name="rebrac",
-            summary="TD3+BC, cloning in actor and critic",
-            make="icql.algos.rebrac:ReBRAC",
-            settings=own.ReBRACSettings,
-            paper="Tarasov et al. 2023",
-        ),
-        Entry(
-            name="dmg",
-            summary="doubly mild generalisation",
-            make="icql.algos.dmg:DMG",
-            settings=own.DMGSettings,
-            paper="Mao et al. 2024",
-        ),
-        Entry(
-            name="dt",
-            summary="Decision Transformer",
-            make="icql.algos.dt:DT",
-            settings=own.DTSettings,
-            paper="Chen et al. 2021",
-        ),
-        Entry(
-            name="radt",
-            summary="retrieval-augmented DT, a port",
-            make="icql.algos.radt:RADT",
-            settings=own.RADTSettings,
-            paper="Schmied et al. 2024",
-        ),
-        Entry(
-            name="fql",
-            summary="flow policy, distilled to one step",
-            make="icql.algos.fql:FQL",
-            settings=own.FQLSettings,
-            paper="Park et al. 2025",
-        ),
-        Entry(
-            name="qc",
-            summary="action chunks, best of n",
-            make="icql.algos.qc:QC",
-            settings=own.QCSettings,
-            paper="Li et al. 2025",
-        ),
-        Entry(
-            name="sac",
-            summary="soft actor-critic, the online oracle",
-            make="icql.algos.sac:SAC",
-            settings=own.SACSettings,
-            paper="Haarnoja et al. 2018",
-            online=True,
-        ),
+    name: Entry(
+        name=name,
+        summary=summary,
+        make=f"icql.algos.{code}",
+        settings=settings,
+        paper=paper,
+        online=name == "sac",
     )
+    for name, code, settings, summary, paper in _OWN
 }
 
 

@@ -1,15 +1,27 @@
-"""TD3+BC: TD3 with behaviour cloning in the actor, with a global or a local critic.
+"""TD3+BC and ReBRAC: TD3 with behaviour cloning, with a global or a local critic.
 
-Fujimoto & Gu 2021, "A Minimalist Approach to Offline Reinforcement Learning", on TD3 (Fujimoto et
-al. 2018). With `critic = local` every Q below is Q̂(s, a | Ω_s): ICQL-TD3+BC (the ICQL paper's
-appendix "ICQL Variants for TD3+BC").
+Both on TD3 (Fujimoto et al. 2018). With `critic = local` every Q below is Q̂(s, a | Ω_s).
 
     ã' = clip(π̄(s') + clip(ε, −c, c), −1, 1),  ε ~ N(0, σ²)              TD3, target smoothing
-    Q:  min E Σ_i (y − Q_i(s, a))²,  y = r + γ(1−done) min_i Q̄_i(s', ã')   TD3, clipped double Q
+    Q:  min E Σ_i (y − Q_i(s, a))²                                        TD3, clipped double Q
+
+TD3+BC (Fujimoto & Gu 2021, "A Minimalist Approach to Offline Reinforcement Learning"; local: the
+ICQL paper's appendix "ICQL Variants for TD3+BC"):
+
+    y = r + γ(1−done) min_i Q̄_i(s', ã')
     π:  one of three forms, by the setting `form`, with Q = Q_1 or min_i Q_i:
         original   max E [α Q_1(s, π(s)) / E|Q_1| − mean_j (π_j(s) − a_j)²]   Fujimoto & Gu's
         retuned    max E [min_i Q_i(s, π(s)) / E|min_i Q_i| − β ‖π(s) − a‖²]  ReBRAC's TD3+BC
         paper      max E [Q_1(s, π(s)) − α ‖π(s) − a‖²]                       ICQL, appendix
+
+ReBRAC (Tarasov et al. 2023, "Revisiting the Minimalist Approach to Offline Reinforcement
+Learning"), with the data's own next action a':
+
+    y = r + γ(1−done) (min_i Q̄_i(s', ã') − β₂ ‖ã' − a'‖²)                     critic penalty
+    π:  max E [min_i Q_i(s, π(s)) / E|min_i Q_i| − β₁ ‖π(s) − a‖²]           actor penalty
+
+What that paper revisits is in the defaults: three hidden layers, LayerNorm in the critic, large
+batches. Our networks start orthogonal; the official ones with PyTorch's uniform weights.
 
 One update is `policy_delay` critic steps, then one step of the policy and of both targets: TD3's
 delay without a conditional.
@@ -17,29 +29,78 @@ delay without a conditional.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from icql.algos.actor_critic import bounded, critic_optimiser
-from icql.algos.base import Batch, Metrics
-from icql.algos.optimise import Trained, descend, follow
-from icql.algos.td3 import TD3Based, TD3State, policy_optimiser, start_td3
-from icql.losses import bellman_target, smoothed_action, td3bc_actor_loss
+from icql.algos.actor_critic import CriticLearner, critic_optimiser, policy_optimiser
+from icql.algos.base import Batch, Metrics, Needs, Transition
+from icql.algos.optimise import Trained, descend, follow, start
+from icql.losses import (
+    bellman_target,
+    cloning_actor_loss,
+    normalised_q,
+    rebrac_value,
+    smoothed_action,
+    td3bc_actor_loss,
+)
 from icql.nn.critics import Critics
+from icql.nn.mlp import in_precision
 from icql.nn.policies import DeterministicPolicy
-from icql.settings.algorithms import TD3BCSettings
+from icql.settings.algorithms import ReBRACSettings, TD3BCSettings
+from icql.settings.critics import DelayedSettings
+
+D = TypeVar("D", bound=DelayedSettings)
+
+
+class TD3State(eqx.Module):
+    """Everything that training changes."""
+
+    q: Trained[Critics]
+    q_target: Critics
+    pi: Trained[DeterministicPolicy]
+    pi_target: DeterministicPolicy
 
 
 @dataclass(frozen=True)
-class TD3BC(TD3Based[TD3BCSettings]):
-    """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
+class DelayedLearner(CriticLearner[D]):
+    """A :class:`CriticLearner` whose policy learns at a delay."""
+
+    @property
+    def needs(self) -> Needs:
+        """One batch per critic step; contexts for a local critic."""
+        return replace(super().needs, batches=self.settings.policy_delay)
+
+
+@dataclass(frozen=True)
+class TD3Cloning(DelayedLearner[D], ABC):
+    """(settings, spec) → init → update → policy, of both methods (see :mod:`icql.algos.base`)."""
+
+    @abstractmethod
+    def next_value(
+        self, q_next: Float[Array, " batch"], a_next: Float[Array, "batch act"], query: Transition
+    ) -> Float[Array, " batch"]:
+        """What s' is worth, for `q_next` = min_i Q̄_i(s', ã')."""
+
+    @abstractmethod
+    def actor_loss(
+        self, q: Float[Array, "critics batch"], difference: Float[Array, "batch act"]
+    ) -> Float[Array, ""]:
+        """What π minimises, for `q` = Q_i(s, π(s)) and `difference` = π(s) − a."""
 
     def init(self, key: PRNGKeyArray) -> TD3State:
         """Fresh critics and policy, and their targets."""
-        return start_td3(self.settings, self.spec, key)
+        s, spec = self.settings, self.spec
+        q_key, pi_key = jax.random.split(key)
+        q = self.fresh_q(q_key, layer_norm=isinstance(s, ReBRACSettings) and s.layer_norm)
+        pi = DeterministicPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
+        state = TD3State(start(q, critic_optimiser(s)), q, start(pi, policy_optimiser(s, spec)), pi)
+        return in_precision(state, spec.precision)
 
     def update(self, state: TD3State, batch: Batch, key: PRNGKeyArray) -> tuple[TD3State, Metrics]:
         """`policy_delay` steps on Q, one on the policy, then both targets follow."""
@@ -56,7 +117,8 @@ class TD3BC(TD3Based[TD3BCSettings]):
                 state.pi_target(query.s_next), noise, s.policy_noise, s.noise_limit
             )
             q_next = state.q_target(query.s_next, a_next, batch.context_next).min(0)
-            y = bellman_target(query.r, query.mask, bounded(q_next, s, self.spec), s.discount)
+            v_next = self.next_value(self.bounded(q_next), a_next, query)
+            y = bellman_target(query.r, query.mask, v_next, s.discount)
 
             def critic_loss(q: Critics) -> tuple[Array, Metrics]:
                 values = q(query.s, query.a, batch.context, key=q_key)
@@ -77,13 +139,9 @@ class TD3BC(TD3Based[TD3BCSettings]):
         def policy_loss(pi: DeterministicPolicy) -> tuple[Array, Array]:
             a = pi(last.query.s)
             difference = a - last.query.a
-            if s.form == "retuned":
-                loss = td3bc_actor_loss(at_s(a).min(0), difference, s.bc_coef, s.form)
-            else:
-                loss = td3bc_actor_loss(at_s(a)[0], difference, s.alpha, s.form)
-            return loss, (difference**2).mean()
+            return self.actor_loss(at_s(a), difference), (difference**2).mean()
 
-        pi, pi_loss, cloning_error = descend(state.pi, policy_optimiser(s), policy_loss)
+        pi, pi_loss, cloning_error = descend(state.pi, policy_optimiser(s, self.spec), policy_loss)
         metrics = {
             **jax.tree.map(jnp.mean, metrics),
             "policy_loss": pi_loss,
@@ -93,3 +151,34 @@ class TD3BC(TD3Based[TD3BCSettings]):
         q_target = follow(state.q_target, q.model, s.target_rate)
         pi_target = follow(state.pi_target, pi.model, s.target_rate)
         return TD3State(q, q_target, pi, pi_target), metrics
+
+
+@dataclass(frozen=True)
+class TD3BC(TD3Cloning[TD3BCSettings]):
+    """TD3+BC, in three forms."""
+
+    def next_value(self, q_next: Array, a_next: Array, query: Transition) -> Array:
+        """min_i Q̄_i(s', ã')."""
+        return q_next
+
+    def actor_loss(self, q: Array, difference: Array) -> Array:
+        """Cloning beside the first critic, or beside the least where retuned."""
+        s = self.settings
+        if s.form == "retuned":
+            return td3bc_actor_loss(q.min(0), difference, s.bc_coef, s.form)
+        return td3bc_actor_loss(q[0], difference, s.alpha, s.form)
+
+
+@dataclass(frozen=True)
+class ReBRAC(TD3Cloning[ReBRACSettings]):
+    """ReBRAC: behaviour regularisation in the actor and in the critic."""
+
+    def next_value(self, q_next: Array, a_next: Array, query: Transition) -> Array:
+        """min_i Q̄_i(s', ã') − β₂ ‖ã' − a'‖²."""
+        return rebrac_value(q_next, a_next - query.a_next, self.settings.critic_bc)
+
+    def actor_loss(self, q: Array, difference: Array) -> Array:
+        """Cloning beside the least of the critics."""
+        s, least = self.settings, q.min(0)
+        least = normalised_q(least) if s.normalise_q else least
+        return cloning_actor_loss(least, difference, s.actor_bc)

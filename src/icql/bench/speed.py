@@ -102,14 +102,13 @@ def cost_of(
     if seeds < 1:
         raise UserError("must be at least 1.", where="seeds")
     chosen = override(resolve_preset(algo, preset, TASK).settings, settings or {})
-    spec = Spec(data.observation_dim, data.action_dim, 1_000_000)
+    spec = Spec(data.observation_dim, data.action_dim, 1_000_000, precision=precision)
     algorithm = make_algorithm(algo, chosen, spec)
     needs = algorithm.needs
     neighbours = None if needs.context is None else build_neighbours(data, needs.context)
     normaliser = fit_normaliser(data, chosen.data)
     device_data = to_device(data, normaliser, neighbours, length=needs.length)
-    loop = Loop(algorithm, device_data, range(seeds), precision=precision)
-    return measure_update(loop, effort or Effort())
+    return measure_update(Loop(algorithm, device_data, range(seeds)), effort or Effort())
 
 
 def measure_update(loop: Loop, effort: Effort) -> UpdateCost:

@@ -8,7 +8,7 @@ critic-based algorithm therefore becomes its ICQL variant by one setting.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from icql.errors import UserError
-from icql.nn.kernels import on_gpu
+from icql.nn import backend
+from icql.nn.in_context import InContextModule, LinearTransformer
 from icql.nn.mlp import MLP, Activation
-from icql.nn.modules import LinearMLP, LinearTransformer, SoftmaxTransformer
-from icql.settings.critics import CriticKind, LocalSettings
+from icql.settings.critics import LocalSettings
 
 
 class GlobalCritic(eqx.Module):
@@ -48,7 +48,7 @@ class LocalCritic(eqx.Module):
     """Features φ and an in-context module: Q̂(s, a | Ω_s), or V̂(s | Ω_s) without actions."""
 
     features: MLP
-    module: LinearTransformer | LinearMLP | SoftmaxTransformer
+    module: InContextModule
     discount: float = eqx.field(static=True)
     with_actions: bool = eqx.field(static=True)
     context_dropout: bool = eqx.field(static=True)
@@ -68,7 +68,7 @@ class LocalCritic(eqx.Module):
     ) -> Float[Array, "... batch"]:
         """Q̂(s, a | Ω), on a GPU with context and queries in one pass through φ."""
         apart = key is not None and not self.context_dropout  # the two are treated differently
-        if apart or not on_gpu():  # copying them together costs a CPU more than a pass
+        if apart or not backend.context_with_query():
             first, second = (None, None) if key is None else jax.random.split(key)
             return self.value(self.read(context, key=first), s, a, key=second)
         pairs, query = self.context_pairs(context), pair(s, a)
@@ -91,21 +91,14 @@ class LocalCritic(eqx.Module):
         a, a_next = (context.a, context.a_next) if self.with_actions else (None, None)
         return jnp.stack([pair(context.s, a), pair(context.s_next, a_next)])
 
-    def trace(self, context: Any, s: Array, a: Array | None) -> Float[Array, "layers batch"]:
-        """Q̂_ℓ(s, a | Ω) after every layer ℓ = 1 … L (linear module only)."""
-        if not isinstance(self.module, LinearTransformer):
-            raise UserError("only the linear module has a per-layer trace.", where="local.module")
-        weights = self.module.trace(*self.context_features(context), self.discount)
-        return (weights * self.features(pair(s, a))).sum(-1)
 
-
-Member = GlobalCritic | LocalCritic
+Critic = GlobalCritic | LocalCritic
 
 
 class Critics(eqx.Module):
     """An ensemble of critics of one kind; its parameters carry a leading axis of `count`."""
 
-    members: Member
+    members: Critic
     count: int = eqx.field(static=True)
 
     def __call__(
@@ -129,12 +122,24 @@ class Critics(eqx.Module):
         memory = _each(lambda m, k: m.read(context, key=k), self.members, keys)
         return ValueAt(self.members, memory, s, self.count)
 
+    @property
+    def td(self) -> LinearTransformer | None:
+        """The layers of TD, where the critics are local and linear."""
+        module = self.members.module if isinstance(self.members, LocalCritic) else None
+        return module if isinstance(module, LinearTransformer) else None
+
     def max_preconditioner(self) -> Float[Array, ""]:
         """max |C|, the first thing to grow when a local critic diverges (0 where there is none)."""
-        module = getattr(self.members, "module", None)
-        if isinstance(module, LinearTransformer):
-            return jnp.abs(module.C).max()
-        return jnp.zeros(())
+        return jnp.zeros(()) if self.td is None else jnp.abs(self.td.C).max()
+
+    def trace(self, s: Array, a: Array | None, context: Any) -> Float[Array, "layers batch"]:
+        """Q̂_ℓ(s, a | Ω) of the first critic after every layer ℓ = 1 … L."""
+        if self.td is None:
+            raise UserError("only the linear module has a per-layer trace.", where="local.module")
+        self._check(context)
+        first: Any = jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, self.members)
+        weights = first.module.trace(*first.context_features(context), first.discount)
+        return (weights * first.features(pair(s, a))).sum(-1)
 
     def _check(self, context: Any) -> None:
         if isinstance(self.members, LocalCritic) and context is None:
@@ -144,7 +149,7 @@ class Critics(eqx.Module):
 class ValueAt(eqx.Module):
     """Values at fixed states: call with actions for Q, without for V. Returns (count, ...)."""
 
-    members: Member
+    members: Critic
     memory: Any
     s: Array
     count: int = eqx.field(static=True)
@@ -160,41 +165,42 @@ class ValueAt(eqx.Module):
         )
 
 
-def make_critics(
-    kind: CriticKind,
+def global_critics(
+    inputs: int,
+    hidden: Sequence[int],
+    count: int,
     *,
+    key: PRNGKeyArray,
+    activation: Activation = "relu",
+    layer_norm: bool = False,
+) -> Critics:
+    """Make `count` fresh critics, one network each, of `inputs` = dim(s) + dim(a), or dim(s)."""
+    options: Any = {"activation": activation, "final_gain": 1.0, "layer_norm": layer_norm}
+
+    def make(key: PRNGKeyArray) -> GlobalCritic:
+        return GlobalCritic(MLP(inputs, hidden, 1, key=key, **options))
+
+    return Critics(eqx.filter_vmap(make)(jax.random.split(key, count)), count)
+
+
+def local_critics(
     observation_dim: int,
     action_dim: int,
-    hidden: tuple[int, ...],
+    hidden: Sequence[int],
     count: int,
-    discount: float,
+    *,
     local: LocalSettings,
     context: int,
+    discount: float,
     key: PRNGKeyArray,
-    layer_norm: bool = False,
     activation: Activation = "relu",
 ) -> Critics:
-    """Make `count` fresh critics; `action_dim` 0 makes state values V instead of Q.
+    """Make `count` fresh critics of contexts of that length; `action_dim` 0 makes V, not Q."""
 
-    `layer_norm` is of the global network; φ of a local one always has it.
-    """
-
-    def make(key: PRNGKeyArray) -> Member:
-        inputs = observation_dim + action_dim
-        if kind == "global":
-            net = MLP(
-                inputs,
-                hidden,
-                1,
-                activation=activation,
-                final_gain=1.0,
-                layer_norm=layer_norm,
-                key=key,
-            )
-            return GlobalCritic(net)
+    def make(key: PRNGKeyArray) -> LocalCritic:
         feature_key, module_key = jax.random.split(key)
         features = MLP(
-            inputs,
+            observation_dim + action_dim,
             hidden,
             local.features,
             activation=activation,
@@ -204,30 +210,21 @@ def make_critics(
             dropout=local.dropout,
             key=feature_key,
         )
-        return LocalCritic(
-            features,
-            make_module(local, context, module_key),
-            discount,
-            action_dim > 0,
-            local.context_dropout,
-        )
+        module = make_module(local, context, module_key)
+        return LocalCritic(features, module, discount, action_dim > 0, local.context_dropout)
 
     return Critics(eqx.filter_vmap(make)(jax.random.split(key, count)), count)
 
 
-def make_module(
-    local: LocalSettings, context: int, key: PRNGKeyArray
-) -> LinearTransformer | LinearMLP | SoftmaxTransformer:
+def make_module(local: LocalSettings, context: int, key: PRNGKeyArray) -> InContextModule:
     """Return the in-context module that the settings name."""
-    match local.module:
-        case "linear":
-            return LinearTransformer(local.layers, local.features, local.c_scale, local.form)
-        case "mlp":
-            return LinearMLP(context, local.features, 256, key=key)
-        case "softmax":
-            return SoftmaxTransformer(
-                local.features, layers=local.blocks, width=128, heads=4, key=key
-            )
+    if local.module == "linear":
+        return LinearTransformer(local.layers, local.features, local.c_scale, local.form)
+    from icql.nn.ablations import LinearMLP, SoftmaxTransformer
+
+    if local.module == "mlp":
+        return LinearMLP(context, local.features, 256, key=key)
+    return SoftmaxTransformer(local.features, layers=local.blocks, width=128, heads=4, key=key)
 
 
 def pair(s: Array, a: Array | None) -> Array:
@@ -240,13 +237,11 @@ def _spread(s: Array, a: Array | None) -> Array:
     return s if a is None else jnp.broadcast_to(s, (*a.shape[:-1], s.shape[-1]))
 
 
-def _each(function: Callable[..., Any], members: Member, *rest: Any) -> Any:
+def _each(function: Callable[..., Any], members: Critic, *rest: Any) -> Any:
     """Apply `function` to every critic of an ensemble with its own slice of the rest."""
-    if on_gpu():
-        return eqx.filter_vmap(function, in_axes=(eqx.if_array(0), *[0] * len(rest)))(
-            members, *rest
-        )
-    # a CPU multiplies one critic's matrices after the other faster than all of them as one batch
+    if backend.critics_at_once():
+        axes = (eqx.if_array(0), *[0] * len(rest))
+        return eqx.filter_vmap(function, in_axes=axes)(members, *rest)
     count = len(jax.tree.leaves(eqx.filter(members, eqx.is_array))[0])
 
     def one(i: int) -> Any:

@@ -1,4 +1,4 @@
-"""Flow policies: noise is carried to an action along a learned velocity field.
+"""Flow policies: noise is carried to an action along a learned velocity field, or in one step.
 
 FQL (Park et al. 2025): x_0 = z ~ N(0, I), dx/dt = v(s, x, t), the action is x_1; ten Euler steps.
 """
@@ -30,14 +30,8 @@ class Flow(eqx.Module):
         steps: int,
         key: PRNGKeyArray,
     ) -> None:
-        self.net = MLP(
-            observation_dim + action_dim + 1,
-            hidden,
-            action_dim,
-            activation="gelu",
-            final_gain=0.1,
-            key=key,
-        )
+        inputs = observation_dim + action_dim + 1
+        self.net = MLP(inputs, hidden, action_dim, activation="gelu", final_gain=0.1, key=key)
         self.steps = steps
 
     def velocity(
@@ -56,6 +50,37 @@ class Flow(eqx.Module):
             return x + self.velocity(s, x, t) / self.steps
 
         return jnp.clip(jax.lax.fori_loop(0, self.steps, euler, noise), -1, 1)
+
+
+class OneStepPolicy(eqx.Module):
+    """μ(s, z): one pass from noise to action."""
+
+    net: MLP
+    action_dim: int = eqx.field(static=True)
+
+    def __init__(
+        self, observation_dim: int, action_dim: int, hidden: Sequence[int], *, key: PRNGKeyArray
+    ) -> None:
+        inputs = observation_dim + action_dim
+        self.net = MLP(inputs, hidden, action_dim, activation="gelu", final_gain=0.1, key=key)
+        self.action_dim = action_dim
+
+    def raw(
+        self, s: Float[Array, "... obs"], noise: Float[Array, "... act"]
+    ) -> Float[Array, "... act"]:
+        """μ(s, z) before it is clipped: what distillation compares."""
+        return self.net(jnp.concatenate([s, noise], -1))
+
+    def sample(self, s: Float[Array, "... obs"], *, key: PRNGKeyArray) -> Float[Array, "... act"]:
+        """μ(s, z) for fresh noise, clipped to the action box."""
+        noise = jax.random.normal(key, (*s.shape[:-1], self.action_dim))
+        return jnp.clip(self.raw(s, noise), -1, 1)
+
+    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
+        """μ(s, z(s)), the noise seeded by the state."""
+        rows = s.reshape(-1, s.shape[-1])
+        action = jnp.clip(self.raw(rows, noise_of_state(rows, (self.action_dim,))), -1, 1)
+        return action.reshape(*s.shape[:-1], self.action_dim)
 
 
 def noise_of_state(

@@ -13,14 +13,80 @@ Shapes below: N context transitions, d features, L layers; leading axes `...` ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from icql.errors import UserError
+from icql.nn import backend
+from icql.settings.critics import Form
+
+Given = Array | np.ndarray  # by a user; shapes are checked, with a message for people
+
+
+@runtime_checkable
+class InContextModule(Protocol):
+    """What turns context features and a query feature into a value, in two steps.
+
+    `read` looks at the context alone, `answer` combines what was read with query features. The
+    linear Transformer reads the local weights w, so many actions of one state cost one read.
+    """
+
+    def read(
+        self,
+        phi: Float[Array, "... n d"],
+        phi_next: Float[Array, "... n d"],
+        r: Float[Array, "... n"],
+        mask: Float[Array, "... n"],
+        discount: float,
+    ) -> Array:
+        """What the context alone says."""
+        ...
+
+    def answer(self, memory: Array, phi_query: Float[Array, "... d"]) -> Float[Array, "..."]:
+        """The value of each query."""
+        ...
+
+
+class LinearTransformer(eqx.Module):
+    """The paper's module: L layers of linear attention with trainable C_ℓ."""
+
+    C: Float[Array, "layers d d"]
+    form: Form = eqx.field(static=True)
+
+    def __init__(
+        self, layers: int, features: int, c_scale: float | Array, form: Form = "auto"
+    ) -> None:
+        self.C = jnp.tile(jnp.eye(features) * (c_scale / features), (layers, 1, 1))
+        self.form = form
+
+    def read(
+        self, phi: Array, phi_next: Array, r: Array, mask: Array, discount: float
+    ) -> Float[Array, "... d"]:
+        """Return the local weights w_L of each context."""
+        match backend.td_form(self.form):
+            case "fused":
+                from icql.nn.kernels.td import fused
+
+                return fused(phi, phi_next, r, mask, self.C, discount)
+            case "dual":
+                return dual(phi, phi_next, r, mask, self.C, discount)
+            case _:
+                return reduced(phi, phi_next, r, mask, self.C, discount)[0]
+
+    def answer(self, memory: Float[Array, "... d"], phi_query: Array) -> Array:
+        """Q̂ = φ_qᵀ w_L."""
+        return (memory * phi_query).sum(-1)
+
+    def trace(
+        self, phi: Array, phi_next: Array, r: Array, mask: Array, discount: float
+    ) -> Float[Array, "layers ... d"]:
+        """Return the local weights after every layer (the paper's layer figure)."""
+        return reduced(phi, phi_next, r, mask, self.C, discount)[1]
 
 
 def td_step(
@@ -78,26 +144,26 @@ def dual(
 
 
 def local_weights(
-    phi: Float[Array, "n d"],
-    phi_next: Float[Array, "n d"],
-    rewards: Float[Array, " n"],
-    C: Float[Array, "layers d d"],
+    phi: Given,
+    phi_next: Given,
+    rewards: Given,
+    C: Given,
     *,
     discount: float,
-    mask: Float[Array, " n"] | None = None,
-) -> Float[Array, "layers+1 d"]:
+    mask: Given | None = None,
+) -> Given:
     """Local weights w_0 … w_L of one context after every layer; Q̂_ℓ(s, a) = φ(s, a)ᵀ w_ℓ.
 
     Args:
-        phi: features φ(s_i, a_i) of the N context transitions.
-        phi_next: features φ(s'_i, a'_i).
-        rewards: r_i.
-        C: the preconditioners C_0 … C_{L−1}.
+        phi: features φ(s_i, a_i) of the N context transitions, (N, d).
+        phi_next: features φ(s'_i, a'_i), (N, d).
+        rewards: r_i, (N,).
+        C: the preconditioners C_0 … C_{L−1}, (L, d, d).
         discount: γ.
-        mask: 1 − done; 0 drops γφ' of a terminal transition. All ones where not given.
+        mask: 1 − done, (N,); 0 drops γφ' of a terminal transition. All ones where not given.
 
     Returns:
-        The weights, w_0 = 0 first. NumPy float64 in gives NumPy float64 out.
+        The weights (L + 1, d), w_0 = 0 first. NumPy float64 in gives NumPy float64 out.
     """
 
     def weights(phi: Any, phi_next: Any, rewards: Any, C: Any) -> Array:
@@ -109,15 +175,15 @@ def local_weights(
 
 
 def literal_prompt_q(
-    phi: Float[Array, "n d"],
-    phi_next: Float[Array, "n d"],
-    rewards: Float[Array, " n"],
-    phi_query: Float[Array, " d"],
-    C: Float[Array, "layers d d"],
+    phi: Given,
+    phi_next: Given,
+    rewards: Given,
+    phi_query: Given,
+    C: Given,
     *,
     discount: float,
-    mask: Float[Array, " n"] | None = None,
-) -> Float[Array, ""]:
+    mask: Given | None = None,
+) -> Given:
     """Q̂(s, a | Ω) by the literal prompt form: Z ← Z + (1/N) P Z M (Zᵀ G_ℓ Z), minus Z[2d+1, N+1].
 
     The paper's main text leaves out the residual and the 1/N; its theorem needs both.
@@ -139,7 +205,7 @@ def literal_prompt(
     phi_query: Float[Array, " d"],
     c: Float[Array, "layers d d"],
     discount: float,
-) -> Float[Array, "2d+1 n+1"]:
+) -> Float[Array, "2*d+1 n+1"]:
     """The prompt Z_L after every layer (paper eq. prompt_mat, linear-trans_weight)."""
     n, d = phi.shape
     z = jnp.block(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
-from icql.nn.kernels import features, norm_dropout, on_gpu
-from icql.nn.kernels.norm import hashed
-from icql.nn.products import in_half, product
+from icql.nn import backend
+from icql.settings.run import Precision
 
+Tree = TypeVar("Tree")
 Activation = Literal["relu", "gelu", "tanh", "none"]
 ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
@@ -24,27 +25,70 @@ ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
 
 
 class Linear(eqx.Module):
-    """x ↦ x W + b with orthogonal W."""
+    """x ↦ x W + b with orthogonal W; the product in a precision of its own."""
 
     weight: Float[Array, "inputs outputs"]
     bias: Float[Array, " outputs"]
+    precision: Precision = eqx.field(static=True)
 
     def __init__(self, inputs: int, outputs: int, *, gain: float, key: PRNGKeyArray) -> None:
         self.weight = gain * orthogonal(key, inputs, outputs)
         self.bias = jnp.zeros(outputs)
+        self.precision = "float32"
 
     def __call__(self, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
-        """x W + b, in the precision of x."""
+        """x W + b, in the type of x."""
         return self.product(x) + self.bias.astype(x.dtype)
 
     def product(self, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
-        """x W, in the precision of x or, for float32, in that of the run."""
+        """x W, in the type of x. In bfloat16 both factors are rounded; sums stay float32."""
         weight = self.weight.astype(x.dtype)
+        if self.precision == "bfloat16" and x.dtype == jnp.float32:
+            return _rounded(x, weight)
         if x.dtype == jnp.bfloat16 and (odd := -x.shape[-1] % 8):
             # rows of a multiple of 16 bytes: matrix units take others at half the speed
             x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, odd)])
             weight = jnp.pad(weight, [(0, odd), (0, 0)])
-        return product(x, weight)
+        return x @ weight
+
+
+def in_precision(tree: Tree, precision: Precision) -> Tree:
+    """The same networks, optimiser states and all, with their products in this precision."""
+
+    def change(node: Any) -> Any:
+        if isinstance(node, Linear):
+            node = copy.copy(node)
+            object.__setattr__(node, "precision", precision)
+        return node
+
+    return jax.tree.map(change, tree, is_leaf=lambda node: isinstance(node, Linear))
+
+
+@jax.custom_vjp
+def _rounded(x: Array, weight: Array) -> Array:
+    """x W of rounded factors. Left to itself, its gradient would be products in float32."""
+    return _rounded_forward(x, weight)[0]
+
+
+def _rounded_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    x, weight = x.astype(jnp.bfloat16), weight.astype(jnp.bfloat16)
+    return _sums(x, weight, (x.ndim - 1,), (0,)), (x, weight)
+
+
+def _rounded_backward(kept: tuple[Array, Array], d_y: Array) -> tuple[Array, Array]:
+    """dx = dy Wᵀ and dW = xᵀ dy, of rounded factors too."""
+    x, weight = kept
+    d_y, rows = d_y.astype(jnp.bfloat16), tuple(range(x.ndim - 1))
+    return _sums(d_y, weight, (x.ndim - 1,), (1,)), _sums(x, d_y, rows, rows)
+
+
+_rounded.defvjp(_rounded_forward, _rounded_backward)
+
+
+def _sums(x: Array, y: Array, x_axes: tuple[int, ...], y_axes: tuple[int, ...]) -> Array:
+    """Sums of products over the given axes, in float32."""
+    axes = ((x_axes, y_axes), ((), ()))
+    return jax.lax.dot_general(x, y, axes, preferred_element_type=jnp.float32)
 
 
 def orthogonal(key: PRNGKeyArray, inputs: int, outputs: int) -> Float[Array, "inputs outputs"]:
@@ -57,7 +101,7 @@ def orthogonal(key: PRNGKeyArray, inputs: int, outputs: int) -> Float[Array, "in
     # a Frobenius norm of 1 puts every singular value below √3, where the iteration converges
     x = gaussian / jnp.linalg.norm(gaussian)
 
-    def towards_one(_: int, x: Array) -> Array:
+    def towards_one(_: Array, x: Array) -> Array:
         gram = jnp.matmul(x.T, x, precision="highest")
         return 1.5 * x - 0.5 * jnp.matmul(x, gram, precision="highest")
 
@@ -153,7 +197,8 @@ class MLP(eqx.Module):
     ) -> Float[Array, "... outputs"]:
         """Apply the network; dropout is active only when a `key` is given."""
         if key is None or self.dropout == 0:
-            return _in_one_kernel(self, x) if self._fits_one_kernel() else self.by_layer(x)
+            in_kernel = backend.network_in_kernel(self)
+            return _in_one_kernel(self, x) if in_kernel else self.by_layer(x)
         return self.by_layer(x, jax.random.bits(key, (len(self.layers) - 1, 2), jnp.uint32))
 
     def by_layer(
@@ -161,13 +206,12 @@ class MLP(eqx.Module):
     ) -> Float[Array, "... outputs"]:
         """Apply the network layer by layer, with dropout by two random words for each."""
         given = x.dtype
-        if in_half() and on_gpu():  # what lies between the products gains there too
+        if backend.half_activations(self.layers[0].precision):
             x = x.astype(jnp.bfloat16)
         for i, layer in enumerate(self.layers[:-1]):
             own = None if words is None else words[i]
-            if self.norms and self.activation == "relu" and on_gpu():
-                norm, product = self.norms[i], layer.product(x)
-                x = norm_dropout(product, layer.bias, norm.scale, norm.shift, own, self.dropout)
+            if backend.norm_in_kernel(self):
+                x = _norm_kernel(layer.product(x), layer, self.norms[i], own, self.dropout)
                 continue
             x = ACTIVATIONS[self.activation](layer(x))
             if self.norms:
@@ -176,16 +220,20 @@ class MLP(eqx.Module):
                 x = dropout(x, self.dropout, own)
         return ACTIVATIONS[self.final_activation](self.layers[-1](x).astype(given))
 
-    def _fits_one_kernel(self) -> bool:
-        known = self.activation == "relu" and self.final_activation in features.FINAL
-        sizes = [layer.weight.shape for layer in self.layers]
-        fits = known and bool(self.norms) and features.fits(sizes[0][0], [n for _, n in sizes])
-        return in_half() and on_gpu() and fits
+
+def _norm_kernel(
+    x: Array, layer: Linear, norm: LayerNorm, words: Array | None, rate: float
+) -> Array:
+    from icql.nn.kernels.norm import norm_dropout
+
+    return norm_dropout(x, layer.bias, norm.scale, norm.shift, words, rate)
 
 
 @jax.custom_vjp
 def _in_one_kernel(net: MLP, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
     """φ(x) where nobody asks for a gradient; whoever does gets it layer by layer."""
+    from icql.nn.kernels import features
+
     hidden = [
         (layer.weight, layer.bias, norm.scale, norm.shift)
         for layer, norm in zip(net.layers[:-1], net.norms, strict=True)
@@ -208,3 +256,15 @@ def dropout(x: Array, rate: float, words: UInt32[Array, "2"]) -> Array:
     position = jax.lax.iota(jnp.uint32, x.size).reshape(x.shape)
     kept = hashed(position, words[0], words[1]) >= jnp.uint32(round(rate * 2**32))
     return jnp.where(kept, x * jnp.asarray(1 / (1 - rate), x.dtype), 0)
+
+
+def hashed(position: UInt32[Array, "..."], first: Any, second: Any) -> UInt32[Array, "..."]:
+    """A random word for each position: two rounds of mixing, keyed by two words."""
+    return _mix(_mix(position ^ first) + second)
+
+
+def _mix(x: Array) -> Array:
+    """One-to-one scrambling of 32-bit words (the `lowbias32` multipliers of C. Wellons)."""
+    x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> jnp.uint32(15))) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> jnp.uint32(16))

@@ -16,6 +16,7 @@ LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 _LOG_2PI = 1.8378770664093453
 
 
+@runtime_checkable
 class Policy(Protocol):
     """What evaluation needs: a batch of observations to a batch of actions, no randomness."""
 
@@ -73,18 +74,9 @@ class DeterministicPolicy(eqx.Module):
         *,
         key: PRNGKeyArray,
         dropout: float = 0.0,
-        layer_norm: bool = False,
-        final_gain: float = 2**0.5,
     ) -> None:
         self.net = MLP(
-            observation_dim,
-            hidden,
-            action_dim,
-            final_activation="tanh",
-            final_gain=final_gain,
-            layer_norm=layer_norm,
-            dropout=dropout,
-            key=key,
+            observation_dim, hidden, action_dim, final_activation="tanh", dropout=dropout, key=key
         )
 
     def __call__(
@@ -110,12 +102,7 @@ class GaussianPolicy(eqx.Module):
         dropout: float = 0.0,
     ) -> None:
         self.net = MLP(
-            observation_dim,
-            hidden,
-            action_dim,
-            final_activation="tanh",
-            dropout=dropout,
-            key=key,
+            observation_dim, hidden, action_dim, final_activation="tanh", dropout=dropout, key=key
         )
         self.log_std = jnp.zeros(action_dim)
 

@@ -1,8 +1,9 @@
-"""The Decision Transformer's network: a causal Transformer over (return-to-go, state, action).
+"""Softmax attention, and the Decision Transformer: causal, over (return-to-go, state, action).
 
 Chen et al. 2021, section 3. Each step of a trajectory gives three tokens, R̂_t, s_t, a_t, that
 share a learned embedding of the timestep t; the action is read off the state's token. With `cross`
-every block also attends to a retrieved sub-trajectory (RA-DT, Schmied et al. 2024, section 3.3).
+every block also attends to a retrieved sub-trajectory (RA-DT, Schmied et al. 2024, section 3.3). A
+policy that acts by its recent steps carries a `History`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,66 @@ class Trajectory(eqx.Module):
     valid: Bool[Array, "... k"]
 
 
+class Goal(eqx.Module):
+    """The return that is asked for, and how rewards become returns-to-go."""
+
+    target: float = eqx.field(static=True)  # in the environment's rewards
+    scale: float = eqx.field(static=True)  # returns-to-go are divided by this
+    running_rewards: bool = eqx.field(static=True)  # the data pays what was earned so far, again
+
+
+class History(eqx.Module):
+    """The last K steps of each row, the newest at the end, and what the episode has paid."""
+
+    steps: Trajectory
+    earned: Float[Array, " rows"]
+
+    @classmethod
+    def empty(cls, rows: int, length: int, observation_dim: int, action_dim: int) -> History:
+        """No step yet."""
+        steps = Trajectory(
+            to_go=jnp.zeros((rows, length)),
+            s=jnp.zeros((rows, length, observation_dim)),
+            a=jnp.zeros((rows, length, action_dim)),
+            timestep=jnp.zeros((rows, length), jnp.int32),
+            valid=jnp.zeros((rows, length), bool),
+        )
+        return cls(steps, jnp.zeros(rows))
+
+    def saw(
+        self,
+        s: Float[Array, "rows obs"],
+        rewards: Float[Array, " rows"],
+        fresh: Bool[Array, " rows"],
+        goal: Goal,
+    ) -> History:
+        """The history with the step that now begins; its action is not known yet.
+
+        The return-to-go is `goal.target` at first and falls by what the previous step paid.
+        """
+        past = self.steps
+        earned = jnp.where(fresh, 0, self.earned + rewards)
+        paid = earned if goal.running_rewards else rewards
+        to_go = jnp.where(fresh, goal.target / goal.scale, past.to_go[:, -1] - paid / goal.scale)
+        steps = Trajectory(
+            to_go=_append(past.to_go, to_go),
+            s=_append(past.s, s),
+            a=_append(past.a, jnp.zeros_like(past.a[:, 0])),
+            timestep=_append(past.timestep, jnp.where(fresh, 0, past.timestep[:, -1] + 1)),
+            valid=_append(past.valid & ~fresh[:, None], jnp.ones_like(fresh)),
+        )
+        return History(steps, earned)
+
+    def did(self, a: Float[Array, "rows act"]) -> History:
+        """The history with the action of its newest step."""
+        return eqx.tree_at(lambda h: h.steps.a, self, self.steps.a.at[:, -1].set(a))
+
+
+def _append(past: Array, new: Array) -> Array:
+    """Forget the oldest step, add the newest."""
+    return jnp.concatenate([past[:, 1:], new[:, None]], axis=1)
+
+
 class Attention(eqx.Module):
     """Softmax attention of tokens x to tokens y, several heads."""
 
@@ -43,20 +104,27 @@ class Attention(eqx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "b t width"],
-        y: Float[Array, "b u width"],
-        allowed: Bool[Array, "b t u"],
+        x: Float[Array, "*b t width"],
+        y: Float[Array, "*b u width"],
+        allowed: Bool[Array, "*b t u"] | None,
         *,
         key: PRNGKeyArray | None = None,
-    ) -> Float[Array, "b t width"]:
-        """`allowed` is True where a token of x may look at a token of y; nothing allowed adds 0."""
+    ) -> Float[Array, "*b t width"]:
+        """`allowed` is True where a token of x may look at a token of y (None: everywhere).
+
+        Where nothing is allowed, 0 is added.
+        """
         q, k, v = self.query(x), *jnp.split(self.key_value(y), 2, axis=-1)
-        q, k, v = (z.reshape(*z.shape[:2], self.heads, -1) for z in (q, k, v))
-        scores = jnp.einsum("bthd,buhd->bhtu", q, k) / q.shape[-1] ** 0.5
-        seen = allowed[:, None]
-        weights = jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1) * seen
+        q, k, v = (z.reshape(*z.shape[:-1], self.heads, -1) for z in (q, k, v))
+        scores = jnp.einsum("...thd,...uhd->...htu", q, k) / q.shape[-1] ** 0.5
+        if allowed is None:
+            weights = jax.nn.softmax(scores, axis=-1)
+        else:
+            seen = allowed[..., None, :, :]
+            weights = jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1)
+            weights = jnp.where(seen, weights, 0)
         weights = _drop(weights, self.dropout, key, 0)
-        attended = jnp.einsum("bhtu,buhd->bthd", weights, v).reshape(x.shape)
+        attended = jnp.einsum("...htu,...uhd->...thd", weights, v).reshape(x.shape)
         return _drop(self.out(attended), self.dropout, key, 1)
 
 
@@ -70,7 +138,13 @@ class Block(eqx.Module):
     dropout: float = eqx.field(static=True)
 
     def __init__(
-        self, width: int, heads: int, rate: float, *, cross: bool, key: PRNGKeyArray
+        self,
+        width: int,
+        heads: int,
+        rate: float = 0.0,
+        *,
+        cross: bool = False,
+        key: PRNGKeyArray,
     ) -> None:
         self_key, cross_key, forward_key = jax.random.split(key, 3)
         self.norms = tuple(LayerNorm(width) for _ in range(3 if cross else 2))
@@ -81,21 +155,20 @@ class Block(eqx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "b t width"],
-        allowed: Bool[Array, "b t t"],
-        retrieved: Float[Array, "b u width"] | None = None,
-        retrieved_valid: Bool[Array, "b u"] | None = None,
+        x: Float[Array, "*b t width"],
+        allowed: Bool[Array, "*b t t"] | None = None,
+        retrieved: Float[Array, "*b u width"] | None = None,
+        retrieved_valid: Bool[Array, "*b u"] | None = None,
         *,
         key: PRNGKeyArray | None = None,
-    ) -> Float[Array, "b t width"]:
+    ) -> Float[Array, "*b t width"]:
         """Apply the block; every token may look at every valid retrieved one."""
         self_key, cross_key, forward_key = (None,) * 3 if key is None else jax.random.split(key, 3)
         normed = self.norms[0](x)
         x = x + self.attention(normed, normed, allowed, key=self_key)
         if self.cross is not None and retrieved is not None and retrieved_valid is not None:
-            visible = jnp.broadcast_to(
-                retrieved_valid[:, None], (*x.shape[:2], retrieved_valid.shape[1])
-            )
+            seen = retrieved_valid[..., None, :]
+            visible = jnp.broadcast_to(seen, (*x.shape[:-1], seen.shape[-1]))
             x = x + self.cross(self.norms[2](x), retrieved, visible, key=cross_key)
         return x + _drop(self.forward(self.norms[1](x)), self.dropout, forward_key, 0)
 
@@ -146,6 +219,11 @@ class DecisionTransformer(eqx.Module):
         """The action of every step, in [-1, 1]; dropout is active only when a `key` is given."""
         return jnp.tanh(self.head(self.hidden(trajectory, retrieved, key=key)))
 
+    @property
+    def dimensions(self) -> tuple[int, int]:
+        """(observation, action)."""
+        return self.embed_state.weight.shape[0], self.embed_action.weight.shape[0]
+
     def hidden(
         self,
         trajectory: Trajectory,
@@ -169,7 +247,7 @@ class DecisionTransformer(eqx.Module):
         mean = (self.hidden(trajectory) * weight).sum(1) / jnp.maximum(weight.sum(1), 1)
         return mean / jnp.maximum(jnp.linalg.norm(mean, axis=-1, keepdims=True), 1e-6)
 
-    def _tokens(self, t: Trajectory) -> Float[Array, "b 3k width"]:
+    def _tokens(self, t: Trajectory) -> Float[Array, "b tokens width"]:
         """(R̂_1, s_1, a_1, R̂_2, …), each with the embedding of its timestep."""
         time = self.embed_timestep[jnp.minimum(t.timestep, len(self.embed_timestep) - 1)]
         kinds = [
@@ -181,7 +259,7 @@ class DecisionTransformer(eqx.Module):
         return self.norm(tokens.reshape(tokens.shape[0], -1, tokens.shape[-1]))
 
 
-def causal_mask(valid: Bool[Array, "b k"]) -> Bool[Array, "b 3k 3k"]:
+def causal_mask(valid: Bool[Array, "b k"]) -> Bool[Array, "b 3*k 3*k"]:
     """True where a token may look: at itself and at earlier tokens that are not padding."""
     tokens = jnp.repeat(valid, 3, axis=-1)
     count = tokens.shape[-1]

@@ -16,10 +16,8 @@ from typing import Literal
 from icql.data.formats.npz import write_npz
 from icql.errors import UserError
 from icql.files import write_json
-from icql.online.progress import Progress
-from icql.online.protocol import medium_replay, split
-from icql.online.recipes import RECIPES, get_recipe
-from icql.online.training import OnlineRun, train_online
+from icql.online.learning import OnlineRun, Progress, train_online
+from icql.online.protocol import RECIPES, get_recipe, medium_replay, split
 from icql.training.versions import versions
 
 

@@ -1,8 +1,9 @@
-"""Everything an online run has seen, on the host: rows (time, environment) in the order they came.
+"""What an online run has seen: the journal on the host, and the replay on the device.
 
-The journal is the medium-replay dataset of D4RL's protocol, what the device replay is rebuilt from
-after a kill, and what tells how far each environment's episode has got. On disk it is a folder of
-parts, each written once and whole.
+The journal holds rows (time, environment) in the order they came. It is the medium-replay dataset
+of D4RL's protocol, what the replay is rebuilt from after a kill, and what tells how far each
+environment's episode has got. On disk it is a folder of parts, each written once and whole. The
+replay is a ring of packed rows, written and sampled inside compiled code.
 """
 
 from __future__ import annotations
@@ -10,8 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from icql.algos.base import Transition
 from icql.data.transitions import Steps
 from icql.errors import UserError
 from icql.files import atomic
@@ -151,3 +157,42 @@ class Journal:
         self.successors[t], self.rewards[t] = outcome.successors, outcome.rewards
         self.terminals[t], self.timeouts[t] = outcome.terminals, outcome.timeouts
         self.length += 1
+
+
+class Replay(eqx.Module):
+    """The last `capacity` transitions; each row is (s, a, r, s', mask) side by side.
+
+    One packed array means one scatter per write and one gather per batch.
+    """
+
+    rows: Float[Array, "capacity width"]
+    seen: Int[Array, ""]  # rows ever written
+    observation_dim: int = eqx.field(static=True)
+    action_dim: int = eqx.field(static=True)
+
+    @staticmethod
+    def empty(capacity: int, observation_dim: int, action_dim: int) -> Replay:
+        """Return a ring that holds `capacity` transitions, none of them written yet."""
+        width = 2 * observation_dim + action_dim + 2
+        return Replay(
+            jnp.zeros((capacity, width)), jnp.zeros((), jnp.int32), observation_dim, action_dim
+        )
+
+    def add(self, new: Float[Array, "n width"]) -> Replay:
+        """Write `n` packed rows over the oldest ones."""
+        n, capacity = len(new), len(self.rows)
+        slots = (self.seen + jnp.arange(n)) % capacity
+        return Replay(
+            self.rows.at[slots].set(new), self.seen + n, self.observation_dim, self.action_dim
+        )
+
+    def sample(self, key: PRNGKeyArray, n: int) -> Transition:
+        """`n` transitions drawn uniformly, with replacement, from those written."""
+        filled = jnp.minimum(self.seen, len(self.rows))
+        return self.unpack(self.rows[jax.random.randint(key, (n,), 0, filled)])
+
+    def unpack(self, rows: Float[Array, "n width"]) -> Transition:
+        """(s, a, r, s', mask) of packed rows; a' is the policy's to draw, so it stays zero."""
+        d, m = self.observation_dim, self.action_dim
+        s, a, r, s_next, mask = jnp.split(rows, [d, d + m, d + m + 1, 2 * d + m + 1], axis=-1)
+        return Transition(s, a, r[..., 0], s_next, jnp.zeros_like(a), mask[..., 0])

@@ -1,4 +1,4 @@
-"""D4RL's protocol: which steps of which policy make up a dataset of each level.
+"""D4RL's protocol: which steps of which policy make up a dataset of each level, and recipes.
 
 * random: a randomly initialised policy, its actions sampled;
 * medium-replay: everything SAC saw until its policy reached a third of expert performance;
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,23 +22,23 @@ import numpy as np
 from icql.algos.base import Spec
 from icql.algos.sac import SAC
 from icql.data.formats.npz import write_npz
-from icql.data.tasks import Task
+from icql.data.tasks import Task, get_task
 from icql.data.transitions import Steps
 from icql.errors import UserError, nearest
 from icql.files import write_json
 from icql.nn.policies import TanhGaussianPolicy
 from icql.online.envs import EnvGroup
 from icql.online.journal import PART_BYTES, Episode, Journal
-from icql.online.progress import Clock, Listener
-from icql.online.recipes import Recipe, get_recipe
-from icql.online.snapshot import sac_oracle
-from icql.online.training import (
+from icql.online.learning import (
+    Clock,
+    Listener,
     OnlineRun,
     OnlineSettings,
     Until,
     sampled_actions,
     train_online,
 )
+from icql.online.snapshot import sac_oracle
 from icql.training.versions import versions
 
 Level = Literal["random", "medium-replay", "medium", "medium-expert", "expert"]
@@ -46,6 +46,32 @@ Which = Literal["random", "medium", "expert"]  # policies that are sampled
 LEVELS: tuple[Level, ...] = get_args(Level)
 COLUMNS = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
 PART_STEPS = 50_000  # steps of a sampled policy between two writes: the most that a kill can lose
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One task's collection: environment, training, and the size of the sampled datasets."""
+
+    name: str
+    task: Task
+    settings: OnlineSettings = field(default_factory=OnlineSettings)
+    transitions: int = 300_000  # of each sampled policy; D4RL has 1,000,000
+
+
+# Environment steps after which SAC is an expert; the returns reached are in docs/collected_data.md.
+RECIPES: dict[str, Recipe] = {
+    name: Recipe(name, get_task(name), OnlineSettings(steps=steps))
+    for name, steps in (("hopper", 300_000), ("walker2d", 600_000), ("halfcheetah", 400_000))
+}
+
+
+def get_recipe(name: str) -> Recipe:
+    """The recipe called `name`; a `UserError` with the nearest known name otherwise."""
+    if name not in RECIPES:
+        raise UserError(
+            f"there is no recipe {name!r}.", where="recipe", fix=nearest(name, list(RECIPES))
+        )
+    return RECIPES[name]
 
 
 def collect(
@@ -247,7 +273,7 @@ class _Maker:
         group = EnvGroup(self.task, 1, self.settings.seed)
         spec = Spec(group.observation_dim, group.action_dim, 0)
         group.close()
-        return SAC(self.settings.sac, spec).init(jax.random.key(self.settings.seed)).policy
+        return SAC(self.settings.sac, spec).init(jax.random.key(self.settings.seed)).pi.model
 
     def _sampled(self, which: Which) -> Steps:
         stream = get_args(Which).index(which) + 1

@@ -14,6 +14,7 @@ from icql.algos.base import Spec
 from icql.algos.sac import SAC, SACState
 from icql.errors import UserError
 from icql.nn.critics import Critics
+from icql.nn.mlp import in_precision
 from icql.nn.policies import TanhGaussianPolicy
 from icql.settings.algorithms import SACSettings
 from icql.weights import load_weights, save_weights
@@ -29,7 +30,8 @@ class Snapshot(eqx.Module):
     @staticmethod
     def of(state: SACState) -> Snapshot:
         """Return the part of a state that is kept."""
-        return Snapshot(state.policy, state.critics, jnp.exp(state.log_temperature)[None])
+        temperature = jnp.exp(state.log_temperature.model)[None]
+        return Snapshot(*in_precision((state.pi.model, state.q.model), "float32"), temperature)
 
     def q(self, s: Float[Array, "... obs"], a: Float[Array, "... act"]) -> Float[Array, "..."]:
         """min_i Q_i(s, a), the value that SAC's own actor is trained on."""

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from icql.algos.base import HasCritics
 from icql.data.tasks import Task
 from icql.data.transitions import Transitions
 from icql.evaluation.rollout import EnvPool, evaluate_policies
@@ -40,7 +41,6 @@ class Prepared:
     task: Task | None
     data: Transitions
     normaliser: Normaliser
-    rewards: tuple[float, float]  # least and largest, on the scale that is trained on
     neighbours: Neighbours | None
     loop: Loop
     environments: EnvPool | None
@@ -81,10 +81,7 @@ class Desk(Bystander):
     ) -> None:
         self.ready, self.folder, self.display = ready, folder, display
         self.plan, self.loop, self.members = ready.plan, ready.loop, ready.plan.members
-        settings = self.plan.settings
-        brake = getattr(settings, "bound_values", None) is False
-        discount = getattr(settings, "discount", 0.0)
-        self.watch = Watch(self.members, ready.rewards, discount, brake)
+        self.watch = Watch(self.loop.algorithm, self.members)
         self.checkpoints = Checkpoints(folder.path / "checkpoints")
         self.saved = (self.checkpoints.latest or 0) if resume else 0
         self.pace, self.said = _Pace(), ""
@@ -138,7 +135,7 @@ class Desk(Bystander):
     def finish(self, states: Any) -> dict[str, Any]:
         """Write the final policy, critic, scores and pictures; the last evaluation is the score."""
         save_weights(self.folder.policy_path, self._policies(states))
-        if hasattr(self.loop.algorithm, "critic"):
+        if isinstance(self.loop.algorithm, HasCritics):
             critics = self.loop.each(lambda algorithm, state: algorithm.critic(state), states)
             save_weights(self.folder.critic_path, critics)
         plan, task, info = self.plan, self.ready.task, self.ready.data.info

@@ -22,6 +22,7 @@ from icql.retrieval import Neighbours
 from icql.settings.data import DataSettings
 
 Doubles = NDArray[np.float64]
+HostOrDevice = Array | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class Normaliser:
 class Episodes(eqx.Module):
     """Where each row stands in its episode, so that windows can be cut on the device."""
 
-    last: Int[Array, " n"]  # the last row of the unbroken run of steps that holds this one
-    step: Int[Array, " n"]
-    to_go: Float[Array, " n"]  # scaled, undiscounted, over the rest of the logged episode
-    episode: Int[Array, " n"]
+    last: Int[HostOrDevice, " n"]  # the last row of the unbroken run of steps that holds this one
+    step: Int[HostOrDevice, " n"]
+    to_go: Float[HostOrDevice, " n"]  # scaled, undiscounted, over the rest of the logged episode
+    episode: Int[HostOrDevice, " n"]
     length: int = eqx.field(static=True)  # steps of a window
 
     def rows(self, index: Int[Array, " batch"]) -> tuple[Array, Array]:

@@ -26,8 +26,6 @@ from jaxtyping import Array, PRNGKeyArray
 
 from icql.algos.base import Algorithm, Batch
 from icql.errors import UserError
-from icql.nn.products import products_in
-from icql.settings.run import Precision
 from icql.training.device import DeviceData
 from icql.training.processes import wait_for_all
 from icql.training.stream import Streamed, keys_of, rows_per_update
@@ -85,7 +83,6 @@ class Loop:
         *,
         varied: Mapping[str, Array] | None = None,
         mesh: Mesh | None = None,
-        precision: Precision = "float32",
     ) -> None:
         """Make ready; nothing is compiled yet.
 
@@ -95,9 +92,8 @@ class Loop:
             seeds: one for each member.
             varied: settings that differ between members, by dotted name, one value for each.
             mesh: the devices, if there are several.
-            precision: of the updates' matrix products.
         """
-        self.algorithm, self.mesh, self.precision = algorithm, mesh, precision
+        self.algorithm, self.mesh = algorithm, mesh
         self.splits = mesh is not None and mesh.shape["batch"] > 1
         self.data = place(data, mesh, WHOLE) if isinstance(data, DeviceData) else data
         self.rows = rows_per_update(algorithm)
@@ -218,8 +214,7 @@ class Loop:
                 sample_key, update_key = keys_of(stream, step)
                 batch = self._lay(data.sample(sample_key, self.rows), BATCH)
                 state = eqx.combine(arrays, static)
-                with products_in(self.precision):
-                    state, metrics = algorithm.update(state, batch, update_key)
+                state, metrics = algorithm.update(state, batch, update_key)
                 return self._lay(eqx.filter(state, eqx.is_array), WHOLE), metrics
 
             def body(step: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:

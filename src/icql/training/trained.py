@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from icql.algos.base import Algorithm, Spec
+from icql.algos.base import Algorithm, HasCritics, Spec
 from icql.algos.registry import make_algorithm
 from icql.data import Task, Transitions, get_task, load_dataset
 from icql.errors import UserError
@@ -61,7 +61,7 @@ def load_critic(run: str | Path, *, dataset: str | Path | None = None) -> Traine
     `dataset` says where the data is now, if not where it was when the run was made.
     """
     folder, plan, algorithm = _opened(run)
-    if not hasattr(algorithm, "critic"):
+    if not isinstance(algorithm, HasCritics):
         raise UserError(f"{plan.algo} has no critic.", where=str(folder.path))
     _require_finished(folder, folder.critic_path)
     data = load_dataset(dataset or plan.dataset, task=plan.task)
@@ -154,7 +154,7 @@ class TrainedCritic:
         if self.context is None:
             raise UserError("a global critic has no layers of TD.", where="trace")
         critics, (s, a, context) = self._critics(which), self._inputs(states, actions)
-        return np.asarray(_at(critics.members, 0).trace(context, s, a))
+        return np.asarray(critics.trace(s, a, context))
 
     def neighbours(self, states: ArrayLike) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
         """Rows of the data that make up the context of each state, and their distances."""

@@ -89,7 +89,7 @@ def drive(plan: Plan, loop: Loop, states: Any, desk: Bystander) -> Any:
             begin = time.perf_counter()
             states, means = loop.advance(states, step, updates)
             step += updates
-            check_finite(means, plan.members, step)
+            check_finite(means, plan.members, step, loop.algorithm.remedies)
             desk.note(step, updates, time.perf_counter() - begin, means)
         looks = plan.evaluates_at(step) or plan.saves_at(step)
         desk.mark(step, loop.gather(states) if looks else None)
@@ -113,7 +113,7 @@ def prepare(
     mesh = make_mesh(devices, len(members))
     normaliser = fit_normaliser(data, plan.settings.data)
     rewards = reward_range(data, normaliser)
-    spec = Spec(data.observation_dim, data.action_dim, plan.run.steps, rewards)
+    spec = Spec(data.observation_dim, data.action_dim, plan.run.steps, rewards, plan.run.precision)
     algorithm = make_algorithm(plan.algo, plan.settings, spec)
     neighbours = find_contexts(algorithm, data, display, memory)
     fed = feed(algorithm, data, normaliser, neighbours, seeds=len(members), memory=memory)
@@ -132,7 +132,6 @@ def prepare(
         [member.seed for member in members],
         varied=columns(members),
         mesh=mesh,
-        precision=plan.run.precision,
     )
     check_grid(algorithm, plan.grid, loop.batch_shape())
     states = loop.init()
@@ -145,7 +144,6 @@ def prepare(
         task=task,
         data=data,
         normaliser=normaliser,
-        rewards=rewards,
         neighbours=neighbours,
         loop=loop,
         environments=environments,

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
 
-from icql.algos.base import value_range
+from icql.algos.base import Algorithm, HasCritics
 from icql.errors import UserError
 from icql.settings.grid import Member
+from icql.training.vary import vary
 
 
-def check_finite(metrics: Mapping[str, Any], members: Sequence[Member], step: int) -> None:
-    """Stop with a clear message where training has diverged."""
+def check_finite(
+    metrics: Mapping[str, Any], members: Sequence[Member], step: int, remedies: Sequence[str]
+) -> None:
+    """Stop with a clear message where training has diverged; `remedies` are the algorithm's."""
     for name, values in metrics.items():
         bad = ~np.isfinite(values)
         if bad.any():
@@ -22,8 +26,7 @@ def check_finite(metrics: Mapping[str, Any], members: Sequence[Member], step: in
             raise UserError(
                 f"training diverged: {name} of {label} is not finite before update {step:,}.",
                 where=name,
-                fix="Scale rewards down (--data.reward-scale 0.01), take two critics (--critics 2) "
-                "or lower --local.c-scale; metrics.jsonl shows where it began.",
+                fix=f"To try: {'; '.join(remedies)}. metrics.jsonl shows where it began.",
             )
 
 
@@ -36,23 +39,21 @@ class Watch:
     such sign: conservative methods aim at them.
     """
 
+    algorithm: Algorithm[Any]
     members: Sequence[Member]
-    rewards: tuple[float, float]  # least and largest, on the scale that is trained on
-    discount: float
-    brake: bool = False  # whether `bound_values` could be set and is not
     said: bool = field(default=False, init=False)
 
     def limit(self, member: Member) -> float:
         """The largest value that any policy of `member` can have."""
-        discount = member.settings.get("discount", self.discount)
-        return value_range(self.rewards, discount)[1]
+        algorithm = vary(self.algorithm, member.settings)
+        return algorithm.value_range()[1] if isinstance(algorithm, HasCritics) else inf
 
     def warnings(self, metrics: Mapping[str, Any]) -> list[str]:
         """One sentence for each member whose mean Q is beyond the limit."""
         return [
             f"the mean Q of {member.label} is {value:.4g}, but no policy can have more than "
-            f"{self.limit(member):.4g} (largest reward / (1 − γ)): its critic has run away"
-            f"{'; --bound-values is a brake.' if self.brake else '.'}"
+            f"{self.limit(member):.4g} (largest reward / (1 − γ)): its critic has run away. "
+            f"To try: {'; '.join(self.algorithm.remedies)}."
             for member, value in zip(self.members, metrics.get("q", ()), strict=False)
             if value > self.limit(member)
         ]

@@ -18,6 +18,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as gpu
 from jaxtyping import Array, Float, UInt32
 
+from icql.nn.mlp import hashed
+
 EPSILON = 1e-5
 ROWS = 16  # per program
 WARPS = 4
@@ -40,18 +42,6 @@ def norm_dropout(
     flat = x.reshape(-1, h)
     y = _block(rate, interpret, flat, bias, scale, shift, words)
     return y.reshape(x.shape)
-
-
-def hashed(position: UInt32[Array, "..."], first: Any, second: Any) -> UInt32[Array, "..."]:
-    """A random word for each position: two rounds of mixing, keyed by two words."""
-    return _mix(_mix(position ^ first) + second)
-
-
-def _mix(x: Array) -> Array:
-    """One-to-one scrambling of 32-bit words (the `lowbias32` multipliers of C. Wellons)."""
-    x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x7FEB352D)
-    x = (x ^ (x >> jnp.uint32(15))) * jnp.uint32(0x846CA68B)
-    return x ^ (x >> jnp.uint32(16))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

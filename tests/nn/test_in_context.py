@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import icql
-from icql.nn.in_context import dual, literal_prompt, reduced
-from icql.nn.modules import LinearMLP, LinearTransformer, SoftmaxTransformer
+from icql.nn.ablations import LinearMLP, SoftmaxTransformer
+from icql.nn.in_context import LinearTransformer, dual, literal_prompt, reduced
 
 DISCOUNT = 0.97
 

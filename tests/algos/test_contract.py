@@ -16,21 +16,23 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from icql.algos.base import Algorithm, Spec
+from icql.algos.base import Algorithm, HasCritics, Spec
 from icql.algos.presets import resolve_preset
 from icql.algos.registry import algorithms, check_offline, make_algorithm
 from icql.data.tasks import list_tasks
 from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
-from icql.nn import critics, mlp
-from icql.nn.products import products_in
+from icql.nn import backend
+from icql.nn.mlp import in_precision
 from icql.progress import Display
 from icql.settings.change import override
+from icql.settings.grid import Member
 from icql.settings.run import Precision
 from icql.training.checkpoint import Checkpoints
 from icql.training.device import fit_normaliser, to_device
 from icql.training.loop import Loop
 from icql.training.trainer import find_contexts
+from icql.training.watch import check_finite
 from icql.weights import load_weights, named_arrays, save_weights, tree_hash
 
 OBS, ACT, EPISODES, LENGTH = 4, 2, 10, 20
@@ -117,22 +119,22 @@ def transitions() -> Transitions:
 
 
 @cache
-def algorithm(case: str) -> Algorithm[Any]:
+def algorithm(case: str, precision: Precision = "float32") -> Algorithm[Any]:
     name, changes = {**CASES, **BRANCHES}[case]
     settings = resolve_preset(name, "quick", None).settings
     known = {f.name for f in dataclasses.fields(settings)}
     tiny = {key: value for key, value in TINY.items() if key.partition(".")[0] in known}
     settings = override(settings, {**tiny, **changes})
-    return make_algorithm(name, settings, Spec(OBS, ACT, 1000))
+    return make_algorithm(name, settings, Spec(OBS, ACT, 1000, precision=precision))
 
 
 def make_loop(case: str, *seeds: int, precision: Precision = "float32") -> Loop:
     """As the trainer makes it."""
-    algo, data = algorithm(case), transitions()
+    algo, data = algorithm(case, precision), transitions()
     normaliser = fit_normaliser(data, algo.settings.data)
     neighbours = find_contexts(algo, data, Display(quiet=True))
     fed = to_device(data, normaliser, neighbours, length=algo.needs.length)
-    return Loop(algo, fed, seeds, precision=precision)
+    return Loop(algo, fed, seeds)
 
 
 def copy(states: Any) -> Any:
@@ -263,29 +265,38 @@ def test_the_policy_acts_within_bounds_and_survives_the_disk(case, tmp_path: Pat
 @pytest.mark.parametrize("gpu", [False, True])
 @cases
 def test_bfloat16_reaches_the_products_of_every_update_and_nothing_it_keeps(case, gpu, monkeypatch):
-    algo, data = algorithm(case), run_of(case).loop.data
-    batch = data.batch(jnp.arange(algo.settings.batch_size * algo.needs.batches))
-    state, key = algo.init(jax.random.key(0)), jax.random.key(1)
-    arrays, static = eqx.partition(state, eqx.is_array)
+    data, key = run_of(case).loop.data, jax.random.key(1)
+    monkeypatch.setattr(backend, "on_gpu", lambda: gpu)
 
-    def products(precision):
-        def update(arrays):  # one for each precision: JAX remembers what it has traced
-            after, _ = algo.update(eqx.combine(arrays, static), batch, key)
-            return eqx.filter(after, eqx.is_array)
+    def halves(function, tree):
+        arrays, static = eqx.partition(tree, eqx.is_array)
 
-        for module in (mlp, critics):
-            monkeypatch.setattr(module, "on_gpu", lambda: gpu)
-        with products_in(precision):
-            program, after = jax.make_jaxpr(update, return_shape=True)(arrays)
-        assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, arrays)
-        return len(re.findall(r"bf16\[", str(program)))
+        def program(arrays):
+            return eqx.filter(function(eqx.combine(arrays, static)), eqx.is_array)
 
-    assert products("float32") == 0 < products("bfloat16")
+        found, after = jax.make_jaxpr(program, return_shape=True)(arrays)
+        return len(re.findall(r"bf16\[", str(found))), jax.tree.map(lambda x: x.dtype, after)
+
+    for precision in ("float32", "bfloat16"):
+        algo = algorithm(case, precision)
+        batch = data.batch(jnp.arange(algo.settings.batch_size * algo.needs.batches))
+        state = algo.init(jax.random.key(0))
+        count, types = halves(lambda state: algo.update(state, batch, key)[0], state)  # noqa: B023
+        assert (count > 0) is (precision == "bfloat16")
+        assert types == jax.tree.map(lambda x: x.dtype, eqx.filter(state, eqx.is_array))
+        # acting and looking are in float32, whatever updates are in
+        probe = data.batch(jnp.arange(4))
+        assert halves(lambda s: algo.policy(s)(jnp.ones((3, OBS))), state)[0] == 0  # noqa: B023
+        assert halves(lambda s: algo.diagnose(s, probe), state)[0] == 0  # noqa: B023
+        if isinstance(algo, HasCritics):
+            exact = algo.critic(state)
+            assert jax.tree.structure(exact) == jax.tree.structure(in_precision(exact, "float32"))
 
 
 def test_a_run_in_bfloat16_is_near_that_in_float32_and_as_repeatable():
     exact, loop = run_of("icql"), make_loop("icql", 0, 1, precision="bfloat16")
-    (states, metrics), (again, _) = (loop.advance(copy(exact.middle), 5, 5) for _ in range(2))
+    middle = in_precision(exact.middle, "bfloat16")
+    (states, metrics), (again, _) = (loop.advance(copy(middle), 5, 5) for _ in range(2))
     assert tree_hash(states) == tree_hash(again) != tree_hash(exact.end)
     for name, expected in exact.metrics.items():
         np.testing.assert_allclose(metrics[name], expected, rtol=0.03, atol=1e-3, err_msg=name)
@@ -362,3 +373,41 @@ def test_settings_out_of_range_are_refused_by_name(name, setting, value):
 def test_sac_says_that_it_learns_online():
     with pytest.raises(UserError, match="icql data collect"):
         check_offline("sac")
+
+
+@pytest.mark.parametrize(
+    ("case", "told", "not_told"),
+    [
+        ("bc", ["--learning-rate"], ["critic", "reward", "--local"]),
+        ("dt", ["--learning-rate", "--gradient-clip"], ["critic", "reward", "--local"]),
+        ("iql", ["--bound-values", "--data.reward-scale"], ["--critics", "--local", "--learning"]),
+        ("icql", ["--bound-values", "--data.reward-scale", "--local.c-scale"], ["--learning"]),
+        ("qc", ["--data.reward-scale"], ["--bound-values", "--local"]),
+    ],
+)
+def test_advice_against_divergence_fits_the_algorithm(case, told, not_told):
+    metrics, remedies = {"policy_loss": np.array([1.0, np.nan])}, algorithm(case).remedies
+    members = [Member(0, {}), Member(1, {})]
+    with pytest.raises(UserError, match="policy_loss of seed 1 is not finite") as stopped:
+        check_finite(metrics, members, 7, remedies)
+    assert all(word in stopped.value.fix for word in told)
+    assert not any(word in stopped.value.fix for word in not_told)
+
+
+def test_a_remedy_that_is_taken_is_not_told_again():
+    def remedies(**changes):
+        settings = override(algorithms()["iql"].settings(), changes)
+        return " ".join(make_algorithm("iql", settings, Spec(OBS, ACT, 10)).remedies)
+
+    assert "--critics 2" in remedies(critics=1)
+    assert "--critics 2" not in remedies(critics=2)
+    assert "--bound-values" not in remedies(bound_values=True)
+
+
+def test_what_has_critics_says_so_and_what_values_are_possible():
+    have = {name for name in CASES if isinstance(algorithm(name), HasCritics)}
+    assert set(CASES) - have == {"bc", "dt", "radt", "sac"}  # SAC's values hold entropy as well
+    for case in have:
+        algo = dataclasses.replace(algorithm(case), spec=Spec(OBS, ACT, 10, (-1.0, 2.0)))
+        rest = 1 - algo.settings.discount
+        assert algo.value_range() == pytest.approx((-1 / rest, 2 / rest))

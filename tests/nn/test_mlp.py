@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from icql.nn.critics import make_critics
 from icql.nn.mlp import MLP, LayerNorm, dropout, normalise, orthogonal
-from icql.settings.critics import LocalSettings
 
 
 @pytest.mark.parametrize("shape", [(40, 40), (7, 33), (33, 7), (5, 1), (1, 1)])
@@ -66,37 +64,3 @@ def test_mlp_without_a_key_is_deterministic():
     x = jnp.ones((5, 3))
     np.testing.assert_array_equal(net(x), net(x))
     assert not np.allclose(net(x), net(x, key=jax.random.key(1)))
-
-
-@pytest.mark.parametrize("kind", ["local", "global"])
-def test_critics_are_independent_and_act_on_any_leading_axes(kind):
-    critics = make_critics(
-        kind,
-        observation_dim=3,
-        action_dim=2,
-        hidden=(8,),
-        count=2,
-        discount=0.9,
-        local=LocalSettings(layers=2, features=4),
-        context=5,
-        key=jax.random.key(0),
-    )
-    from icql.algos.base import Transition
-
-    keys = jax.random.split(jax.random.key(1), 6)
-    normal = jax.random.normal
-    context = Transition(
-        normal(keys[0], (7, 5, 3)),
-        normal(keys[1], (7, 5, 2)),
-        normal(keys[2], (7, 5)),
-        normal(keys[3], (7, 5, 3)),
-        normal(keys[4], (7, 5, 2)),
-        jnp.ones((7, 5)),
-    )
-    at = critics.at(normal(keys[5], (7, 3)), context)
-    one = at(jnp.full((7, 2), 0.5))
-    assert one.shape == (2, 7)
-    assert not np.allclose(one[0], one[1])
-    several = at(jnp.stack([jnp.full((7, 2), 0.5), jnp.zeros((7, 2))]))
-    assert several.shape == (2, 2, 7)
-    np.testing.assert_allclose(several[:, 0], one, rtol=1e-5, atol=1e-6)

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 
 from icql.algos.base import Spec
 from icql.algos.dt import DT, action_loss, trajectory_of
-from icql.algos.radt import ACTING, NO_EPISODE, Memory
+from icql.algos.radt import ACTING, NO_EPISODE, Archive
 from icql.data.transitions import Steps, Transitions
 from icql.errors import UserError
 from icql.evaluation.rollout import Player, act_all, rollout, start_all, step_all
-from icql.nn.history import Goal, History
 from icql.nn.policies import Standardised
-from icql.nn.transformer import DecisionTransformer, Trajectory, causal_mask
+from icql.nn.transformer import DecisionTransformer, Goal, History, Trajectory, causal_mask
 from icql.settings.algorithms import DTSettings, RADTSettings
 from icql.settings.data import DataSettings
 from icql.training.device import DeviceData, Normaliser, find_episodes, to_device
@@ -395,10 +394,10 @@ def test_dt_learns_what_return_leads_to_which_action():
 # --- retrieval ------------------------------------------------------------------------------------
 
 
-def memory_of(episodes: list[int], returns: list[float]) -> Memory:
+def memory_of(episodes: list[int], returns: list[float]) -> Archive:
     """Four places; embeddings are the unit vectors e_0, e_0, e_1, … of a plane."""
     s = RADTSettings(memory_size=4, refresh=1, candidates=2, width=2, length=3)
-    memory = Memory.empty(s, Spec(OBS, ACT, 10))
+    memory = Archive.empty(s, Spec(OBS, ACT, 10))
     directions = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-1.0, 0.0]])
     for i, (episode, value) in enumerate(zip(episodes, returns, strict=True)):
         t = trajectory(i, rows=1, length=3)

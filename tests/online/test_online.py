@@ -37,10 +37,9 @@ from icql.online import (
     train_online,
 )
 from icql.online.envs import EnvGroup
-from icql.online.journal import Journal
-from icql.online.progress import Evaluation
+from icql.online.journal import Journal, Replay
+from icql.online.learning import Evaluation
 from icql.online.protocol import concatenate, describe, medium_replay, split, thin
-from icql.online.replay import Replay
 from icql.settings.algorithms import SACSettings
 from icql.weights import tree_hash
 
@@ -228,8 +227,8 @@ def test_medium_is_the_first_evaluation_at_its_score(tmp_path: Path) -> None:
     assert replay.terminals[-1] or replay.timeouts[-1]
     medium = sac_oracle(run.snapshot("medium"))
     s, a = jnp.ones((4, 2)), jnp.zeros((4, 1))
-    np.testing.assert_array_equal(medium.policy(s), run.state.policy(s))
-    np.testing.assert_array_equal(medium.q(s, a), run.state.critics.at(s)(a).min(0))
+    np.testing.assert_array_equal(medium.policy(s), run.state.pi.model(s))
+    np.testing.assert_array_equal(medium.q(s, a), run.state.q.model.at(s)(a).min(0))
     # going on to the end keeps the medium moment
     end = train_online(TASK, settings, tmp_path)
     assert end.step == 120
@@ -243,10 +242,10 @@ def test_expert_is_the_policy_of_the_best_evaluation(
     scores, s, acted = iter([1.0, 3.0, 2.0, 0.0]), jnp.ones((4, 2)), []
 
     def judge(run: OnlineRun, _: Any) -> Evaluation:
-        acted.append(np.asarray(run.state.policy(s)))
+        acted.append(np.asarray(run.state.pi.model(s)))
         return Evaluation(run.step, next(scores), (0.0,))
 
-    monkeypatch.setattr("icql.online.training._evaluate", judge)
+    monkeypatch.setattr("icql.online.learning._evaluate", judge)
     run = run_tiny(tmp_path)
     assert [e.score for e in run.evaluations] == [1.0, 3.0, 2.0, 0.0]
     best, last = (sac_oracle(run.snapshot(name)).policy(s) for name in ("expert", "final"))

@@ -8,6 +8,8 @@ was killed goes on from its checkpoint to the very same parameters.
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,9 +28,7 @@ from icql.evaluation.rollout import EnvPool, rollout
 from icql.files import read_json, write_json
 from icql.nn.policies import TanhGaussianPolicy
 from icql.online.envs import EnvGroup
-from icql.online.journal import Journal
-from icql.online.progress import Clock, Evaluation, Listener
-from icql.online.replay import Replay
+from icql.online.journal import Journal, Replay
 from icql.online.snapshot import Snapshot
 from icql.settings.algorithms import SACSettings
 from icql.settings.fields import Count, Settings, Whole
@@ -70,6 +70,35 @@ class OnlineSettings(Settings):
                 f"must be at least the {self.envs} steps of one row.",
                 where="online.steps and online.checkpoint_every",
             )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns of the deterministic policy after `step` environment steps."""
+
+    step: int
+    score: float  # mean, normalised
+    returns: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(np.mean(self.returns))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress display may show."""
+
+    label: str  # what is being done
+    step: int
+    steps: int
+    steps_per_second: float
+    seconds_left: float
+    evaluation: Evaluation | None  # the latest
+
+
+Listener = Callable[[Progress], None]
 
 
 @dataclass
@@ -140,7 +169,7 @@ def train_online(
             act_key, learn_key = jax.random.split(jax.random.fold_in(key, row + 1))
             warm = row * settings.envs < settings.warmup
             draw = uniform_actions if warm else sampled_actions
-            actions = np.asarray(draw(run.state.policy, group.observations, act_key))
+            actions = np.asarray(draw(run.state.pi.model, group.observations, act_key))
             new = run.journal.step(group, actions)
             run.state, replay, _ = learn(
                 run.state, replay, new, learn_key, sac=sac, updates=0 if warm else settings.envs
@@ -157,6 +186,24 @@ def train_online(
     if run.ended:
         Snapshot.of(run.state).save(run.snapshot("final"))
     return run
+
+
+class Clock:
+    """Tells `listener` about once a second how far a piece of work has got."""
+
+    def __init__(self, listener: Listener | None, label: str, steps: int, first: int) -> None:
+        self._listener, self._label, self._steps, self._first = listener, label, steps, first
+        self._begin = self._spoken = time.monotonic()
+
+    def tick(self, step: int, latest: Evaluation | None = None, *, now: bool = False) -> None:
+        """Speak if a second has passed, or `now`."""
+        time_now = time.monotonic()
+        if self._listener is None or not (now or time_now - self._spoken >= 1):
+            return
+        self._spoken = time_now
+        rate = (step - self._first) / max(time_now - self._begin, 1e-9)
+        left = (self._steps - step) / rate if rate > 0 else float("inf")
+        self._listener(Progress(self._label, step, self._steps, rate, left, latest))
 
 
 @partial(jax.jit, static_argnames=("sac", "updates"), donate_argnames=("state", "replay"))
@@ -284,7 +331,7 @@ def _due(run: OnlineRun) -> bool:
 
 def _evaluate(run: OnlineRun, pool: EnvPool) -> Evaluation:
     played = rollout(
-        partial(mean_actions, run.state.policy),
+        partial(mean_actions, run.state.pi.model),
         pool,
         episodes=run.settings.episodes,
         seed=run.settings.seed,

@@ -13,12 +13,13 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from icql.algos.base import Transition
-from icql.nn import mlp
-from icql.nn.critics import make_critics
+from icql.nn import backend
+from icql.nn.critics import local_critics
 from icql.nn.in_context import reduced
-from icql.nn.kernels import features, fused, norm_dropout
-from icql.nn.mlp import MLP, LayerNorm, dropout
-from icql.nn.products import products_in
+from icql.nn.kernels import features, norm
+from icql.nn.kernels.norm import norm_dropout
+from icql.nn.kernels.td import fused
+from icql.nn.mlp import MLP, LayerNorm, dropout, in_precision
 from icql.settings.critics import LocalSettings
 
 
@@ -99,12 +100,12 @@ def test_a_network_computes_the_same_with_and_without_its_kernel(monkeypatch, pr
     net = MLP(5, (16, 12), 4, key=jax.random.key(0), layer_norm=True, dropout=0.2)
     x, key = jax.random.normal(jax.random.key(1), (21, 5)), jax.random.key(2)
     plain, plain_dropped = net(x), net(x, key=key)
-    monkeypatch.setattr(mlp, "on_gpu", lambda: True)
-    monkeypatch.setattr(mlp, "norm_dropout", partial(norm_dropout, interpret=True))
+    monkeypatch.setattr(backend, "on_gpu", lambda: True)
+    monkeypatch.setattr(norm, "norm_dropout", partial(norm_dropout, interpret=True))
     tolerance = 1e-5 if precision == "float32" else 0.03
-    with products_in(precision):
-        np.testing.assert_allclose(net(x), plain, rtol=tolerance, atol=tolerance)
-        np.testing.assert_allclose(net(x, key=key), plain_dropped, rtol=tolerance, atol=tolerance)
+    net = in_precision(net, precision)
+    np.testing.assert_allclose(net(x), plain, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(net(x, key=key), plain_dropped, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("inputs", "hidden", "rows"), [(5, (16, 32), 70), (23, (256, 256), 9)])
@@ -122,10 +123,9 @@ def test_phi_in_one_kernel_is_as_near_to_float32_as_layer_by_layer(
     last = net.layers[-1]
     assert features.fits(inputs, (*hidden, 16))
     found = features.forward(x, layers, (last.weight, last.bias), "tanh", interpret=True)
-    monkeypatch.setattr(mlp, "on_gpu", lambda: True)
-    monkeypatch.setattr(mlp, "norm_dropout", partial(norm_dropout, interpret=True))
-    with products_in("bfloat16"):
-        by_layer = net.by_layer(x)
+    monkeypatch.setattr(backend, "on_gpu", lambda: True)
+    monkeypatch.setattr(norm, "norm_dropout", partial(norm_dropout, interpret=True))
+    by_layer = in_precision(net, "bfloat16").by_layer(x)
     assert jnp.abs(found - exact).mean() <= jnp.abs(by_layer - exact).mean()
 
 
@@ -153,14 +153,14 @@ def test_all_kernels_can_be_lowered_for_a_gpu():
 def test_phi_in_one_kernel_has_the_gradient_of_its_layers(monkeypatch):
     net = MLP(4, (16, 16), 16, key=jax.random.key(0), layer_norm=True, final_activation="tanh")
     x = jax.random.normal(jax.random.key(1), (11, 4))
-    monkeypatch.setattr(mlp, "on_gpu", lambda: True)
-    monkeypatch.setattr(mlp, "norm_dropout", partial(norm_dropout, interpret=True))
+    monkeypatch.setattr(backend, "on_gpu", lambda: True)
+    monkeypatch.setattr(norm, "norm_dropout", partial(norm_dropout, interpret=True))
     whole = partial(features.forward, interpret=True)
     monkeypatch.setattr(features, "forward", whole)
-    with products_in("bfloat16"):
-        gradient = eqx.filter_grad(lambda net: net(x).sum())(net)
-        expected = eqx.filter_grad(lambda net: net.by_layer(x).sum())(net)
-        difference = net(x) - net.by_layer(x)
+    net = in_precision(net, "bfloat16")
+    gradient = eqx.filter_grad(lambda net: net(x).sum())(net)
+    expected = eqx.filter_grad(lambda net: net.by_layer(x).sum())(net)
+    difference = net(x) - net.by_layer(x)
     for mine, its in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(mine, its)
     assert jnp.abs(difference).max() > 0  # without a gradient it is the kernel
@@ -189,15 +189,14 @@ def test_dropout_numbers_are_unrelated_between_neighbours_and_between_keys():
 
 
 def critics(**local):
-    return make_critics(
-        "local",
-        observation_dim=3,
-        action_dim=2,
-        hidden=(32, 32),
-        count=2,
-        discount=0.99,
-        local=LocalSettings(layers=6, features=16, c_scale=4.0, **local),
+    return local_critics(
+        3,
+        2,
+        (32, 32),
+        2,
+        local=LocalSettings(layers=6, features=16, c_scale=4.0, form="reduced", **local),
         context=10,
+        discount=0.99,
         key=jax.random.key(0),
     )
 
@@ -223,7 +222,7 @@ def queries() -> tuple[jax.Array, jax.Array, Transition]:
 def test_one_pass_over_context_and_query_equals_two(monkeypatch, context_dropout):
     s, a, around = queries()
     q = critics(context_dropout=context_dropout)
-    monkeypatch.setattr("icql.nn.critics.on_gpu", lambda: True)
+    monkeypatch.setattr(backend, "context_with_query", lambda: True)
     np.testing.assert_allclose(q(s, a, around), q.at(s, around)(a), rtol=1e-5, atol=1e-6)
     dropped = q(s, a, around, key=jax.random.key(3))
     assert not np.allclose(dropped, q(s, a, around))
@@ -242,7 +241,8 @@ def test_critics_side_by_side_equal_critics_one_after_the_other(monkeypatch):
         return jax.tree.leaves(eqx.filter_grad(lambda q: (values(q) ** 2).mean())(q))
 
     in_turn, slopes = values(q), gradient(q)  # as on a CPU
-    monkeypatch.setattr("icql.nn.critics.on_gpu", lambda: True)
+    monkeypatch.setattr(backend, "critics_at_once", lambda: True)
+    monkeypatch.setattr(backend, "context_with_query", lambda: True)
     np.testing.assert_allclose(values(q), in_turn, rtol=1e-5, atol=1e-6)
     for mine, expected in zip(gradient(q), slopes, strict=True):
         np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-6)
@@ -272,13 +272,13 @@ def test_bfloat16_changes_values_and_gradients_by_little(monkeypatch, gpu):
     (s, a, around), q = queries(), critics()
 
     def value_and_slope(precision):
-        with products_in(precision):
-            gradient = eqx.filter_grad(lambda q: (q(s, a, around) ** 2).mean())(q)
-            return q(s, a, around), jnp.concatenate([x.ravel() for x in jax.tree.leaves(gradient)])
+        own = in_precision(q, precision)
+        gradient = eqx.filter_grad(lambda q: (q(s, a, around) ** 2).mean())(own)
+        return own(s, a, around), jnp.concatenate([x.ravel() for x in jax.tree.leaves(gradient)])
 
     expected, slope = value_and_slope("float32")
-    monkeypatch.setattr(mlp, "on_gpu", lambda: gpu)
-    monkeypatch.setattr(mlp, "norm_dropout", partial(norm_dropout, interpret=True))
+    monkeypatch.setattr(backend, "on_gpu", lambda: gpu)
+    monkeypatch.setattr(norm, "norm_dropout", partial(norm_dropout, interpret=True))
     monkeypatch.setattr(features, "forward", partial(features.forward, interpret=True))
     found, other = value_and_slope("bfloat16")
     assert found.dtype == other.dtype == jnp.float32

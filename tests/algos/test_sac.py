@@ -10,30 +10,30 @@ import numpy as np
 import pytest
 
 from icql.algos.base import Batch, Spec, Transition
-from icql.algos.sac import SAC, SACState, critic_loss, critic_target
+from icql.algos.sac import SAC, SACState
 from icql.errors import UserError
-from icql.losses import soft_actor_loss, temperature_loss
+from icql.losses import (
+    bellman_target,
+    soft_actor_loss,
+    soft_critic_loss,
+    soft_value,
+    temperature_loss,
+)
 from icql.settings.algorithms import SACSettings
 
 OBS, ACT, B = 3, 2, 5
 
 
 def test_critic_target_has_entropy_minimum_and_mask() -> None:
-    y = critic_target(
-        jnp.array([1.0, 2.0]),
-        jnp.array([1.0, 0.0]),
-        jnp.array([[4.0, 9.0], [3.0, 9.0]]),
-        jnp.array([-2.0, 5.0]),
-        jnp.array(0.5),
-        0.9,
-    )
+    v_next = soft_value(jnp.array([[4.0, 9.0], [3.0, 9.0]]), jnp.array([-2.0, 5.0]), jnp.array(0.5))
+    y = bellman_target(jnp.array([1.0, 2.0]), jnp.array([1.0, 0.0]), v_next, 0.9)
     # 1 + 0.9 (min(4, 3) + 0.5 * 2); the second is terminal: its reward alone
     np.testing.assert_allclose(y, [4.6, 2.0], rtol=1e-6)
 
 
 def test_losses_by_hand() -> None:
     q = jnp.array([[1.0, 2.0], [0.0, 5.0]])
-    assert critic_loss(q, jnp.array([0.0, 3.0])) == pytest.approx(
+    assert soft_critic_loss(q, jnp.array([0.0, 3.0])) == pytest.approx(
         0.5 * (1 + 1) / 2 + 0.5 * (0 + 4) / 2
     )
     # min over critics: 0 and 2
@@ -62,10 +62,10 @@ class ByHand:
 
     def __init__(self, settings: SACSettings, state: SACState, t: Transition, key: jax.Array):
         self.s, self.t = settings, {k: np.asarray(v, np.float64) for k, v in vars(t).items()}
-        self.critics = linear(state.critics.members.net.layers[0])  # (2, obs + act, 1), (2, 1)
-        self.targets = linear(state.targets.members.net.layers[0])
-        self.policy = linear(state.policy.net.layers[0])
-        self.log_alpha = float(state.log_temperature)
+        self.critics = linear(state.q.model.members.net.layers[0])  # (2, obs + act, 1), (2, 1)
+        self.targets = linear(state.q_target.members.net.layers[0])
+        self.policy = linear(state.pi.model.net.layers[0])
+        self.log_alpha = float(state.log_temperature.model)
         noise = [jax.random.normal(k, (B, ACT)) for k in jax.random.split(key)]
         self.next_noise, self.actor_noise = (np.asarray(n, np.float64) for n in noise)
 
@@ -139,20 +139,20 @@ def test_one_update_equals_numpy() -> None:
     assert metrics["critic_loss"] == pytest.approx(hand.critic_loss(hand.critics), rel=1e-5)
     before = hand.critics
     hand.critics = hand.first_adam_step(hand.critic_loss, hand.critics)
-    for ours, theirs in zip(linear(new.critics.members.net.layers[0]), hand.critics, strict=True):
+    for ours, theirs in zip(linear(new.q.model.members.net.layers[0]), hand.critics, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     # the actor sees the critics after their step
     assert metrics["policy_loss"] == pytest.approx(hand.actor_loss(hand.policy), rel=1e-4)
     policy = hand.first_adam_step(hand.actor_loss, hand.policy)
-    for ours, theirs in zip(linear(new.policy.net.layers[0]), policy, strict=True):
+    for ours, theirs in zip(linear(new.pi.model.net.layers[0]), policy, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     for ours, old, now in zip(
-        linear(new.targets.members.net.layers[0]), before, hand.critics, strict=True
+        linear(new.q_target.members.net.layers[0]), before, hand.critics, strict=True
     ):
         np.testing.assert_allclose(ours, 0.995 * old + 0.005 * now, atol=1e-5)
     _, log_prob = hand.draw(hand.policy, np.asarray(t.s, np.float64), hand.actor_noise)
     step = 0.1 * np.sign((log_prob - ACT).mean())
-    assert float(new.log_temperature) == pytest.approx(np.log(0.3) + step, abs=1e-4)
+    assert float(new.log_temperature.model) == pytest.approx(np.log(0.3) + step, abs=1e-4)
     assert metrics["entropy"] == pytest.approx(-log_prob.mean(), rel=1e-4)
 
 

@@ -156,7 +156,7 @@ def test_the_precision_asked_for_is_the_one_that_is_measured(capsys, monkeypatch
     measured = []
 
     def measure(loop, effort):
-        measured.append(loop.precision)
+        measured.append(loop.algorithm.spec.precision)
         return speed.UpdateCost(1.0, 1.0, MemoryNeed(1, 1, 1), 1.0)
 
     monkeypatch.setattr(speed, "measure_update", measure)

@@ -26,7 +26,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from icql.algos.base import Algorithm, Batch
 from icql.errors import UserError
-from icql.training.device import DeviceData
+from icql.training.device import DeviceData, Keys
 from icql.training.processes import wait_for_all
 from icql.training.stream import Streamed, keys_of, rows_per_update
 from icql.training.vary import vary
@@ -167,10 +167,10 @@ class Loop:
         program: jax.stages.Compiled = lowered.compile().compiled
         return program
 
-    def _streams(self) -> PRNGKeyArray:
+    def _streams(self) -> Keys:
         return jax.vmap(lambda k: jax.random.fold_in(k, 1))(self.keys)
 
-    def _inputs(self, data: DeviceData, streams: PRNGKeyArray, begin: int, end: int) -> Any:
+    def _inputs(self, data: DeviceData, streams: Keys, begin: int, end: int) -> Any:
         """What `_run` gets beside the states, on the devices where it is needed."""
         if data is not self.data:  # a part of streamed data
             data = place(data, self.mesh, WHOLE)

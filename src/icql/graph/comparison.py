@@ -1,0 +1,114 @@
+"""Weights from local comparison: how a logged action fared among those taken in similar states.
+
+What is compared is the λ-return over the graph's values,
+
+    L_i = r_i + γ m_i [(1 − λ) V(s'_i) + λ L_{i+1}],
+
+the graph's own Q where λ = 0 and the logged outcome where λ = 1. A small λ believes the graph,
+which joins pieces of different episodes; a large one believes what really followed.
+
+* `advantage`: exp(β (L − V) / σ), σ the spread of all advantages: where few large steps decide;
+* `robust`: the same with σ from the median absolute advantage: where outliers set the spread;
+* `rank`: exp(β (rank − 1)), rank the share of Ω_s with a lower L: where scales differ by place;
+* `top`: 1 where the rank is in the top share, else 0: where the best of each place is enough.
+
+An advantage asks how much better, a rank only how often: it needs no scale, no outlier moves it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from icql.errors import UserError
+from icql.settings.draw import DrawSettings
+
+Doubles = NDArray[np.float64]
+Table = NDArray[np.integer]
+
+BLOCK = 2**16  # rows whose neighbourhoods are compared at once
+TO_SIGMA = 1.4826  # a normal distribution's σ over its median absolute deviation
+
+
+def lambda_returns(
+    rewards: Doubles,
+    mask: Doubles,
+    v_next: Doubles,
+    broken: NDArray[np.bool_],
+    *,
+    discount: float,
+    trace: float,
+) -> Doubles:
+    """L (N,) of rows in time order; after a row that is `broken` off its run ends, with V(s')."""
+    ahead = discount * mask
+    returns = rewards + ahead * v_next
+    for i in range(len(returns) - 2, -1, -1):
+        if not broken[i]:
+            returns[i] += ahead[i] * trace * (returns[i + 1] - v_next[i])
+    return returns
+
+
+def ranks(values: Doubles, context: Table) -> Doubles:
+    """The share of each row's context with a lower value; equal ones count half, holes nothing.
+
+    A row with nothing around it stands in the middle: ½.
+    """
+    shares = np.full(len(values), 0.5)
+    for start in range(0, len(values), BLOCK):
+        rows = slice(start, start + BLOCK)
+        near = context[rows]
+        present = near >= 0
+        others, own = values[np.maximum(near, 0)], values[rows, None]
+        worse = np.where(present, (others < own) + 0.5 * (others == own), 0).sum(1)
+        count = present.sum(1)
+        shares[rows] = np.where(count, worse / np.maximum(count, 1), 0.5)
+    return shares
+
+
+def row_weights(
+    returns: Doubles, values: Doubles, context: Table, settings: DrawSettings
+) -> Doubles:
+    """The weight of each row, mean 1, as the settings say (the table at the top of this file).
+
+    Args:
+        returns: (N,) the λ-returns L.
+        values: (N,) V(s) of each row's own state.
+        context: (N, k) the rows around it; holes are negative.
+        settings: which weights, and how sharp.
+
+    Raises:
+        UserError: if all weights vanish, or what they are made of is not finite.
+    """
+    for name, numbers in (("returns", returns), ("values", values)):
+        if not np.isfinite(numbers).all():
+            raise UserError("the graph's values are not finite.", where=f"draw.by, {name}")
+    match settings.by:
+        case "uniform":
+            weights = np.ones(len(returns))
+        case "advantage" | "robust":
+            advantage = returns - values
+            typical = float(np.median(np.abs(advantage))) * TO_SIGMA
+            unit = float(advantage.std()) if settings.by == "advantage" else typical
+            # constant rewards: no action is better than another
+            scaled = advantage / unit if unit > 0 else np.zeros(len(advantage))
+            weights = np.exp(np.minimum(settings.beta * scaled, np.log(settings.limit)))
+        case "rank":
+            weights = np.exp(settings.beta * (ranks(returns, context) - 1))
+        case "top":
+            share = ranks(returns, context)
+            weights = (share >= 1 - settings.share).astype(np.float64)
+            if not weights.any():  # nobody is better than the others: all are as good
+                weights = np.ones(len(returns))
+    total = float(weights.sum())
+    if not total > 0:
+        raise UserError(
+            "all weights vanish.",
+            where="draw.by",
+            fix="Take a smaller --draw.beta, or --draw.by rank.",
+        )
+    return weights * (len(weights) / total)
+
+
+def effective_share(weights: Doubles) -> float:
+    """(Σ w)² / (N Σ w²): the share of the rows that the weights leave; 1 where all are equal."""
+    return float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum()))

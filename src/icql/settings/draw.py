@@ -1,0 +1,40 @@
+"""How rows are drawn: uniformly, or in proportion to weights from local comparison."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from icql.settings.fields import AtLeastOne, BelowOne, Between, Count, NonNegative, Settings, Share
+
+DrawBy = Literal["uniform", "advantage", "robust", "rank", "top"]
+
+
+@dataclass(frozen=True)
+class DrawSettings(Settings):
+    """Which rows updates see how often (`icql.graph.comparison`)."""
+
+    section: ClassVar[str] = "draw."
+
+    by: DrawBy = "uniform"
+    """uniform; advantage or robust: exp(β A) in units of all advantages or of their median; rank:
+    by the share of similar states that fared worse; top: the best share of each place alone."""
+    beta: NonNegative = 10.0
+    """β, how sharp the weights are (advantage and robust: about 2; rank: about 10)."""
+    share: Between = 0.2
+    """The share that `top` keeps."""
+    limit: AtLeastOne = 100.0
+    """Largest weight by advantage before weights are normalised."""
+    trace: Share = 0.97
+    """λ of what is compared: 0 is the graph's own Q, 1 the logged outcome."""
+    expectile: Between = 0.7
+    """τ of the graph's values: towards 1 the best of the retrieved actions count."""
+    discount: BelowOne = 0.99
+    """γ of the graph's values."""
+    neighbours: Count = 16
+    """Of the rows retrieved around a state, how many its value is taken over; all are compared."""
+    kernel: NonNegative = 0.0
+    """Weigh retrieved rows by exp(−kernel · d² / mean d²) of their distance; 0: all alike."""
+    ends: bool = True
+    """Whether a logged end is an end. Where demonstrations merely stop (D4RL's kitchen marks every
+    last step as terminal), switch it off: values then go on from what is retrieved there."""

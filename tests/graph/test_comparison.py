@@ -1,0 +1,97 @@
+"""Weights from local comparison, against sums written out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from icql.errors import UserError
+from icql.graph.comparison import effective_share, lambda_returns, ranks, row_weights
+from icql.settings.draw import DrawSettings
+
+R = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+MASK = np.array([1.0, 1.0, 0.0, 1.0, 1.0])
+BROKEN = np.array([False, False, True, False, True])
+V_NEXT = np.array([10.0, 20.0, 30.0, 40.0, 50.0])
+
+
+def test_trace_zero_is_one_step_and_one_is_the_logged_outcome():
+    one_step = lambda_returns(R, MASK, V_NEXT, BROKEN, discount=0.5, trace=0.0)
+    np.testing.assert_allclose(one_step, R + 0.5 * MASK * V_NEXT)
+    logged = lambda_returns(R, MASK, V_NEXT, BROKEN, discount=0.5, trace=1.0)
+    cut = 5 + 0.5 * 50  # a run that is broken off goes on with V(s')
+    np.testing.assert_allclose(
+        logged, [1 + 0.5 * (2 + 0.5 * 3), 2 + 0.5 * 3, 3, 4 + 0.5 * cut, cut]
+    )
+
+
+def test_between_them_it_is_the_sum_of_decaying_steps():
+    gamma, trace = 0.9, 0.7
+    found = lambda_returns(R, MASK, V_NEXT, BROKEN, discount=gamma, trace=trace)
+    # generalised advantages: Σ (γλ)^t δ, on top of the values that the steps start from
+    v = np.array([7.0, 10.0, 20.0, 8.0, 40.0])  # V of the own state: V_NEXT of the row before
+    delta = R + gamma * MASK * V_NEXT - v
+    expected = [delta[0] + gamma * trace * (delta[1] + gamma * trace * delta[2]) + v[0]]
+    np.testing.assert_allclose(found[:1], expected)
+
+
+def test_ranks_count_equals_half_and_holes_not_at_all():
+    values = np.array([1.0, 2.0, 2.0, 5.0])
+    context = np.array([[1, 2, 3], [0, 2, 3], [0, -1, -1], [-1, -1, -1]])
+    np.testing.assert_allclose(ranks(values, context), [0, 1.5 / 3, 1, 0.5])
+
+
+def test_ranks_do_not_depend_on_blocks(monkeypatch):
+    rng = np.random.default_rng(0)
+    values, context = rng.normal(size=50), rng.integers(-1, 50, (50, 7))
+    whole = ranks(values, context)
+    monkeypatch.setattr("icql.graph.comparison.BLOCK", 8)
+    np.testing.assert_array_equal(ranks(values, context), whole)
+
+
+CONTEXT = np.array([[1, 2], [0, 2], [0, 1]])
+RETURNS, VALUES = np.array([1.0, 2.0, 6.0]), np.array([2.0, 2.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (DrawSettings(), [1, 1, 1]),
+        (DrawSettings(by="rank", beta=2.0), np.exp([-2.0, -1.0, 0.0])),
+        (DrawSettings(by="top", share=0.4), [0, 0, 1]),
+        (DrawSettings(by="top", share=0.6), [0, 1, 1]),
+        (
+            DrawSettings(by="advantage", beta=1.0),
+            np.exp(np.array([-1.0, 0, 4]) / np.std([-1.0, 0, 4])),
+        ),
+        (DrawSettings(by="robust", beta=1.0), np.exp(np.array([-1.0, 0, 4]) / 1.4826)),
+        (DrawSettings(by="advantage", beta=50.0, limit=7.0), [None, 1, 7]),
+    ],
+    ids=["uniform", "rank", "top", "top half", "advantage", "robust", "limit"],
+)
+def test_weights(settings, expected):
+    found = row_weights(RETURNS, VALUES, CONTEXT, settings)
+    assert found.mean() == pytest.approx(1)
+    known = [i for i, value in enumerate(expected) if value is not None]
+    ratio = np.array([expected[i] for i in known], float)
+    np.testing.assert_allclose(found[known] / found[2], ratio / ratio[-1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("by", ["advantage", "robust", "rank", "top"])
+def test_constant_rewards_leave_all_rows_alike(by):
+    same = np.full(3, 2.0)
+    np.testing.assert_allclose(row_weights(same, same, CONTEXT, DrawSettings(by=by)), 1)
+
+
+def test_weights_that_vanish_are_refused():
+    with pytest.raises(UserError, match=r"draw\.by: all weights vanish"):
+        row_weights(
+            np.array([-1e9, -1e9, -1e9]), np.zeros(3), CONTEXT, DrawSettings(by="robust", beta=1e9)
+        )
+    with pytest.raises(UserError, match="not finite"):
+        row_weights(np.array([np.nan, 0, 0]), VALUES, CONTEXT, DrawSettings(by="advantage"))
+
+
+def test_effective_share():
+    assert effective_share(np.ones(10)) == pytest.approx(1)
+    assert effective_share(np.array([1.0, 0, 0, 0])) == pytest.approx(0.25)

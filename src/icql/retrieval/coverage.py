@@ -215,7 +215,7 @@ def _neighbours(
     """`distance`, `held_out` and `own` of a `Coverage`."""
     columns, queries = np.asarray(ks) - 1, data.states[rows]
     settings = ContextSettings(k=ks[-1], engine="exact")
-    retriever = Retriever(data.states, None, settings, episode=data.episode)
+    retriever = Retriever(data.states, None, settings, episode=data.episode, expected=queries)
 
     def nearest(rule: Exclude) -> tuple[Rows, Array]:
         left_out = retriever.left_out(queries, rows, rule=rule)

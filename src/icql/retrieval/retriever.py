@@ -30,7 +30,7 @@ from icql.retrieval.metric import (
     row_finder,
 )
 from icql.retrieval.strategies import (
-    Episodes,
+    EpisodeRows,
     LeftOut,
     check_ids,
     highest_reward,
@@ -102,7 +102,7 @@ def retrieve(
             recall_floor=recall_floor,
             seed=seed,
         )
-        retriever = Retriever(states, rewards, settings)
+        retriever = Retriever(states, rewards, settings, expected=queries)
     except UserError as error:  # here the settings are arguments, without the prefix
         where = error.where.removeprefix("context.")
         raise UserError(error.what, where=where, fix=error.fix) from None
@@ -117,8 +117,8 @@ class Retriever:
         rewards: (N,), needed by the strategy high_reward.
         settings: metric, strategy, k, engine, and what is left out.
         episode: (N,), needed where whole episodes are left out.
-        expected: (M, D), states like those to come, where the first call's say too little of them:
-            approximate search measures its recall on some.
+        expected: (M, D), the queries to come, about: approximate search measures its recall on
+            some. None: the states.
         source: what messages put before the names of the arrays.
     """
 
@@ -129,11 +129,11 @@ class Retriever:
         settings: ContextSettings,
         *,
         episode: NDArray[np.integer] | None = None,
-        expected: Points | None = None,
+        expected: ArrayLike | None = None,
         source: str = "",
     ) -> None:
         self.states, self.settings = check_rows(states, f"{source}states"), settings
-        self._episode, self._expected = episode, expected
+        self._episode, self._expected = episode, states if expected is None else expected
         rows, by_reward = len(self.states), settings.strategy == "high_reward"
         self._check_available()
         self.rewards = _check_rewards(rewards, rows) if by_reward else None
@@ -180,14 +180,16 @@ class Retriever:
     ) -> LeftOut:
         """What is left out of the contexts of these queries, by `settings.exclude` or `rule`."""
         states, count, rule = len(self.states), len(queries), rule or self.settings.exclude
-        single = check_ids(exclude, "exclude", states, count)
-        none = np.full(count, -1)
-        if rule == "none":
-            return LeftOut.of(single, none)
-        own = self._find(queries) if rows is None else check_ids(rows, "rows", states, count)[:, 0]
+        single, own = np.empty((count, 0), np.int64), np.full(count, -1)
+        if exclude is not None:
+            single = check_ids(exclude, "exclude", states, count)
+        if rows is not None:
+            own = check_ids(rows, "rows", states, count, most=1)[:, 0]
+        elif rule != "none":
+            own = self._find(queries)
         if rule == "self":
-            return LeftOut.of(np.column_stack((single, own)), none)
-        return LeftOut.of(single, own, self.episodes)
+            single = np.column_stack((single, own))
+        return LeftOut.of(single, own, self.episodes if rule == "episode" else None)
 
     def nearest(
         self,
@@ -264,18 +266,18 @@ class Retriever:
                 return search
         low, high = joint(span, extent(self.states, self.space.embed_states))
         wide = low - WIDER * (high - low), high + WIDER * (high - low)
-        like = queries if self._expected is None else self._expected
+        like = check_rows(self._expected, "expected")
         sample = like[sample_rows(len(like), self.settings.seed)]
         search = Nearest(self, range(len(self.states)), wide, len(like), sample)
         self._prepared = search, wide
         return search
 
     @cached_property
-    def episodes(self) -> Episodes:
+    def episodes(self) -> EpisodeRows:
         """The episodes of the data."""
         if self._episode is None:
             raise UserError("context.exclude 'episode' needs them.", where="episode")
-        return Episodes(self._episode)
+        return EpisodeRows(self._episode)
 
     @cached_property
     def _find(self) -> Callable[[Points], Ids]:
@@ -284,21 +286,19 @@ class Retriever:
     def _check_available(self) -> None:
         """Refuse a k larger than the rows that some context may be chosen from."""
         k, rule, rows = self.settings.k, self.settings.exclude, len(self.states)
-        if k > rows or rule == "none":
-            if k > rows:
-                raise _too_few(k, rows, where="context.k")
-            return
-        available = rows - (1 if rule == "self" else int(self.episodes.lengths.max()))
+        if k > rows:
+            raise _too_few(k, rows, where="context.k")
+        longest = int(self.episodes.lengths.max()) if rule == "episode" else 1
+        available = rows if rule == "none" else rows - longest
         if k > available:
-            single = rule == "episode" and not available
+            less = "Choose none" if rule == "self" else "Choose self or none"
             raise UserError(
-                "'episode' leaves no row: the data is a single episode."
-                if single
-                else f"{rule!r} leaves only {available} of {rows} rows for some states, too few "
-                f"for a context of {k}.",
+                f"{rule!r} leaves some states only {available} of {rows} rows, fewer than "
+                f"context.k = {k}.",
                 where="context.exclude",
-                fix=("" if single else f"Set context.k to at most {available}, or ")
-                + f"set it to {'none' if rule == 'self' else 'self or none'}, or give more data.",
+                fix=f"{less}, a context.k of at most {available}, or give more episodes."
+                if available
+                else f"{less}, or give more than a single episode.",
             )
 
 

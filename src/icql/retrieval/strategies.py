@@ -19,7 +19,7 @@ from icql.retrieval.metric import ODD, Ids, Points, Rows
 Bits = NDArray[np.uint64]
 
 
-class Episodes:
+class EpisodeRows:
     """The episode (N,) of every row, maybe mapped, and how many rows each has."""
 
     def __init__(self, of_row: NDArray[np.integer]) -> None:
@@ -53,10 +53,10 @@ class LeftOut:
 
     rows: Ids  # (Q, e), none twice; -1 for none
     own: Ids  # (Q,) place of the episode in `episodes.names`; -1 for none
-    episodes: Episodes | None = None
+    episodes: EpisodeRows | None = None
 
     @classmethod
-    def of(cls, rows: Ids, own: Ids, episodes: Episodes | None = None) -> LeftOut:
+    def of(cls, rows: Ids, own: Ids, episodes: EpisodeRows | None = None) -> LeftOut:
         """Leave out `rows` (Q, e), and of `episodes` those of the rows `own` (Q,)."""
         rows = np.sort(rows, axis=1)
         rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = -1
@@ -96,25 +96,22 @@ class LeftOut:
         return np.take_along_axis(starts, order, 1), np.take_along_axis(lengths, order, 1)
 
 
-def check_ids(ids: ArrayLike | None, where: str, states: int, queries: int) -> Ids:
-    """Row ids as (Q, m)."""
-    if ids is None:
-        return np.empty((queries, 0), np.int64)
+def check_ids(ids: ArrayLike, where: str, states: int, queries: int, *, most: int = 2) -> Ids:
+    """Row ids as (Q, m), from an array of at most so many dimensions."""
     values = np.asarray(ids)
     if values.dtype.kind not in "iu":
         raise UserError(f"must be row ids, not {values.dtype}.", where=where)
-    if values.ndim not in (1, 2) or len(values) != queries:
-        raise UserError(
-            f"must have shape ({queries},) or ({queries}, m), not {values.shape}.", where=where
-        )
-    wanted = values.astype(np.int64).reshape(queries, -1)
-    wrong = ((wanted < -1) | (wanted >= states)).any(axis=1)
+    if not 1 <= values.ndim <= most or len(values) != queries:
+        allowed = f"({queries},)" + (f" or ({queries}, m)" if most > 1 else "")
+        raise UserError(f"must have shape {allowed}, not {values.shape}.", where=where)
+    rows = values.astype(np.int64).reshape(queries, -1)
+    wrong = ((rows < -1) | (rows >= states)).any(axis=1)
     if wrong.any():
         raise UserError(
             f"row ids lie between 0 and {states - 1}; -1 stands for none.",
             where=f"{where}, query {int(wrong.argmax())}",
         )
-    return wanted
+    return rows
 
 
 def nearest_left(ids: Ids, away: Rows, out: NDArray[np.bool_], keep: int) -> tuple[Ids, Rows]:

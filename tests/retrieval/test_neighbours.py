@@ -20,6 +20,7 @@ from icql.errors import UserError
 from icql.retrieval import Neighbours, append_neighbours, build_neighbours
 from icql.retrieval import metric as metric_module
 from icql.retrieval import neighbours as neighbours_module
+from icql.retrieval import retriever as retriever_module
 from icql.retrieval.metric import distinct
 from icql.retrieval.retriever import Retriever
 from icql.settings.data import ContextSettings
@@ -110,13 +111,13 @@ def test_only_distinct_queries_are_searched(
     data: Transitions, searched: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    real = neighbours_module.Nearest._search
+    real = retriever_module.search_exact
 
-    def counted(self: Any, queries: Any, *how: Any) -> Any:
+    def counted(index: Any, propose: Any, queries: Any, *how: Any, **more: Any) -> Any:
         asked.append(len(queries))
-        return real(self, queries, *how)
+        return real(index, propose, queries, *how, **more)
 
-    monkeypatch.setattr(neighbours_module.Nearest, "_search", counted)
+    monkeypatch.setattr(retriever_module, "search_exact", counted)
     walk = transitions(np.random.default_rng(5).normal(size=(300, 3)))
     build_neighbours(walk, ContextSettings(k=4))
     assert searched == [(300, 600)]

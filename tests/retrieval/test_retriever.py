@@ -296,8 +296,9 @@ def test_a_critic_searches_as_in_training(
     critic = critic_of(data, settings)
     critic.neighbours(data.states[:3])
     [search] = prepared
-    assert search.calibration.recall >= 0.9
-    assert search.calibration.sample == 1000  # not only the three that were asked for
+    [found] = search.calibrations.values()
+    assert found.recall >= 0.9
+    assert found.sample == 1000  # not only the three that were asked for
     table = build_neighbours(data, settings).state
     assert (critic.neighbours(data.states)[0] == table).mean() > 0.95
     exact = build_neighbours(data, replace(settings, engine="exact")).state

@@ -17,7 +17,7 @@ The queries are split over the devices, each of which has all states.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import NamedTuple, TypeVar
@@ -72,7 +72,6 @@ class Accelerator:
 
     Args:
         near: the states, as in `Index.near`.
-        devices: the devices that share the queries; None: all of this process.
         queries: how many queries one device takes at once; None: `QUERIES`.
         tile: how many states are in one tile; None: `TILE`.
     """
@@ -80,12 +79,11 @@ class Accelerator:
     def __init__(
         self,
         near: Floats,
-        devices: Sequence[jax.Device] | None = None,
         *,
         queries: int | None = None,
         tile: int | None = None,
     ) -> None:
-        devices = jax.local_devices() if devices is None else devices
+        devices = jax.local_devices()
         self._mesh = Mesh(np.array(devices), ("queries",))
         self._rows = len(near)
         tiles, self._rotation = tiled(near, tile or TILE, GROUP)
@@ -274,15 +272,11 @@ def _smallest(values: jax.Array, m: int) -> jax.Array:
         return lax.top_k(-values, m)[1]
     fill = -width % GROUP
     filled = jnp.pad(values, ((0, 0), (0, fill)), constant_values=jnp.inf)
-    columns = _members_of(_smallest(filled.reshape(rows, -1, GROUP).min(-1), m))
+    groups = _smallest(filled.reshape(rows, -1, GROUP).min(-1), m)
+    members = groups[:, :, None] * GROUP + jnp.arange(GROUP, dtype=groups.dtype)[None, None]
+    columns = members.reshape(rows, -1)
     candidates = jnp.take_along_axis(filled, columns, 1)
     return jnp.take_along_axis(columns, lax.top_k(-candidates, m)[1], 1)
-
-
-def _members_of(groups: jax.Array) -> jax.Array:
-    """The members (Q, m · GROUP) of groups (Q, m)."""
-    members = groups[:, :, None] * GROUP + jnp.arange(GROUP, dtype=groups.dtype)[None, None]
-    return members.reshape(len(groups), -1)
 
 
 def tiled(near: Floats, tile: int, multiple: int) -> tuple[Tiles, Rows]:
@@ -297,10 +291,7 @@ def tiled(near: Floats, tile: int, multiple: int) -> tuple[Tiles, Rows]:
     rotation = _principal(near)
     turned = np.empty_like(near)
 
-    def fill_turned(piece: slice) -> None:
-        turned[piece] = turn(near[piece], rotation)
-
-    _each(fill_turned, pieces(near))
+    _each(lambda piece: np.copyto(turned[piece], turn(near[piece], rotation)), pieces(near))
     order = _sorted(turned, starts)
     out = Tiles(
         np.zeros((count + 1, size, columns), np.float32),

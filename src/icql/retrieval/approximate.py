@@ -106,7 +106,8 @@ class Approximate:
         found, spare = self._fewest(k, truth[:, -1:], progress)
         if found.recall - spare < self._floor and isinstance(self._cells, Codes):
             del self._cells  # there may not be memory for both
-            self._cells, self.calibrations = Cells(self._index, self._seed), {}
+            self._cells = Cells(self._index, self._seed)
+            self.calibrations.clear()
             found, spare = self._fewest(k, truth[:, -1:], progress)
         if found.recall - spare < self._floor:
             raise UserError(

@@ -11,13 +11,13 @@ killed at any time and goes on where it stopped.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -159,98 +159,87 @@ def earlier(
 
 
 class Draft:
-    """Both tables (rows, k), in memory, filled block by block; a block is named by its first row.
+    """Both tables (rows, k), filled block by block; a block is named by its first row.
 
     `finished` has the sums over a block of the distances from s (k,) and from s' (k,);
     `calibrations` those of the parts of the dataset that were searched.
+
+    Without a cache they are in memory; else in a folder named by their key and by how they are
+    `cut`. Two processes that build the same tables may share it: they write the same.
     """
 
-    def __init__(self, rows: int, k: int) -> None:
-        self._tables = [np.empty((rows, k), np.int32) for _ in FILES]
+    def __init__(
+        self, identity: Identity, shape: tuple[int, int], cache_dir: Path | None, cut: str
+    ) -> None:
+        self._identity, self._folder = identity, None
         self.finished: dict[int, list[list[float]]] = {}
         self.calibrations: dict[int, Calibration] = {}
         self._kept: dict[int, Kept] = {}
-
-    def finish(self, rows: slice, ids: Ids, away: Rows) -> None:
-        """Write the contexts of s, then of s', of `rows` and sum up their distances."""
-        for whole, part in zip(self._tables, np.split(ids, 2), strict=True):
-            whole[rows] = part
-        self.finished[rows.start] = _sums(away)
-        self._kept.pop(rows.start, None)
-
-    def keep(self, block: int, kept: Kept) -> None:
-        """Remember what was found so far for a block."""
-        self._kept[block] = kept
-
-    def kept(self, block: int) -> Kept | None:
-        """What was found so far for a block."""
-        return self._kept.get(block)
-
-    def calibrate(self, chunk: int, found: Calibration) -> None:
-        """Remember the recall in the part of the dataset that begins with row `chunk`."""
-        self.calibrations[chunk] = found
-
-    def publish(self, identity: Identity, report: SearchReport) -> Neighbours:
-        """The finished tables."""
-        return Neighbours(self._tables[0], self._tables[1], report, identity.key)
-
-
-class StoredDraft(Draft):
-    """The same in a folder of the cache, named by the key of the tables and how they are cut.
-
-    Two processes that build the same tables may share it: they write the same.
-    """
-
-    def __init__(self, cache_dir: Path, key: str, cut: str, rows: int, k: int) -> None:
-        self._target = _entry(cache_dir, key)
+        if cache_dir is None:
+            self._tables = [np.empty(shape, np.int32) for _ in FILES]
+            return
+        self._entry = _entry(cache_dir, identity.key)
         name = hashlib.sha256(cut.encode()).hexdigest()[:8]
-        self._folder = self._target.with_name(f".part-{key}-{name}")
-        self.finished, self.calibrations = {}, {}
-        with _usable(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._offsets = [_create(self._folder / file, (rows, k)) for file in FILES]
-            for path in self._folder.glob("rows-*.json"):
+        self._folder = folder = self._entry.with_name(f".part-{identity.key}-{name}")
+        with _usable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._offsets = [_create(folder / file, shape) for file in FILES]
+            for path in folder.glob("rows-*.json"):
                 self.finished[int(path.stem[5:])] = json.loads(path.read_text())
-            for path in self._folder.glob("chunk-*.json"):
+            for path in folder.glob("chunk-*.json"):
                 self.calibrations[int(path.stem[6:])] = Calibration(**json.loads(path.read_text()))
 
     def finish(self, rows: slice, ids: Ids, away: Rows) -> None:
         """Write the contexts of s, then of s', of `rows` and sum up their distances."""
         parts = np.split(ids.astype(np.int32), 2)
-        with _usable(self._folder):
-            for file, offset, part in zip(FILES, self._offsets, parts, strict=True):
-                with (self._folder / file).open("r+b") as stream:
-                    stream.seek(offset + rows.start * part[0].nbytes)
-                    stream.write(np.ascontiguousarray(part).data)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-            self.finished[rows.start] = _sums(away)
-            write_json(self._folder / f"rows-{rows.start}.json", self.finished[rows.start])
-            self._file(rows.start).unlink(missing_ok=True)
+        sums = [part.sum(axis=0).tolist() for part in np.split(away, 2)]
+        if self._folder is None:
+            for whole, part in zip(self._tables, parts, strict=True):
+                whole[rows] = part
+            self._kept.pop(rows.start, None)
+        else:
+            with _usable(self._folder):
+                for file, offset, part in zip(FILES, self._offsets, parts, strict=True):
+                    with (self._folder / file).open("r+b") as stream:
+                        stream.seek(offset + rows.start * part[0].nbytes)
+                        stream.write(np.ascontiguousarray(part).data)
+                        stream.flush()
+                        os.fsync(stream.fileno())
+                write_json(self._folder / f"rows-{rows.start}.json", sums)
+                (self._folder / f"rows-{rows.start}.npz").unlink(missing_ok=True)
+        self.finished[rows.start] = sums
 
     def keep(self, block: int, kept: Kept) -> None:
-        """Write what was found so far for a block."""
+        """Remember what was found so far for a block."""
+        if self._folder is None:
+            self._kept[block] = kept
+            return
         stop, ids, away = kept
-        with _usable(self._folder), atomic(self._file(block)) as temporary:
+        with _usable(self._folder), atomic(self._folder / f"rows-{block}.npz") as temporary:
             np.savez(temporary, stop=np.int64(stop), ids=ids.astype(np.int32), away=away)
 
     def kept(self, block: int) -> Kept | None:
-        """Read what was found so far for a block."""
-        with _usable(self._folder):
-            if not self._file(block).exists():
-                return None
-            with np.load(self._file(block), allow_pickle=False) as file:
-                return int(file["stop"]), file["ids"].astype(np.int64), file["away"]
+        """What was found so far for a block."""
+        if self._folder is None:
+            return self._kept.get(block)
+        path = self._folder / f"rows-{block}.npz"
+        if not path.exists():
+            return None
+        with _usable(self._folder), np.load(path, allow_pickle=False) as file:
+            return int(file["stop"]), file["ids"].astype(np.int64), file["away"]
 
     def calibrate(self, chunk: int, found: Calibration) -> None:
-        """Write the recall in the part of the dataset that begins with row `chunk`."""
+        """Remember the recall in the part of the dataset that begins with row `chunk`."""
+        if self._folder is not None and self.calibrations.get(chunk) != found:
+            with _usable(self._folder):
+                write_json(self._folder / f"chunk-{chunk}.json", asdict(found))
         self.calibrations[chunk] = found
-        with _usable(self._folder):
-            write_json(self._folder / f"chunk-{chunk}.json", asdict(found))
 
-    def publish(self, identity: Identity, report: SearchReport) -> Neighbours:
-        """Make the finished tables an entry of the cache and open it as mapped files."""
-        folder, target = self._folder, self._target
+    def publish(self, report: SearchReport) -> Neighbours:
+        """The finished tables; those in a folder become an entry of the cache, mapped."""
+        folder, identity = self._folder, self._identity
+        if folder is None:
+            return Neighbours(self._tables[0], self._tables[1], report, identity.key)
         with _usable(folder):
             meta = {
                 "key": identity.key,
@@ -264,17 +253,14 @@ class StoredDraft(Draft):
                 if mark.name not in (*FILES, "meta.json"):
                     mark.unlink(missing_ok=True)
             try:
-                folder.rename(target)
+                folder.rename(self._entry)
             except OSError:
-                if not target.is_dir():
-                    raise
                 # Another process was first. The same key means the same tables: keep theirs.
-            for rest in target.parent.glob(f".part-{identity.key}-*"):
+                if not self._entry.is_dir():
+                    raise
+            for rest in self._entry.parent.glob(f".part-{identity.key}-*"):
                 shutil.rmtree(rest, ignore_errors=True)
-            return Neighbours(*_mapped(target), report, identity.key)
-
-    def _file(self, block: int) -> Path:
-        return self._folder / f"rows-{block}.npz"
+            return Neighbours(*_mapped(self._entry), report, identity.key)
 
 
 def _entry(cache_dir: Path, key: str) -> Path:
@@ -286,10 +272,6 @@ def _mapped(folder: Path) -> tuple[RowIds, RowIds]:
         np.load(folder / file, mmap_mode="r", allow_pickle=False) for file in FILES
     )
     return state, next_state
-
-
-def _sums(away: Rows) -> list[list[float]]:
-    return [part.sum(axis=0).tolist() for part in np.split(away, 2)]
 
 
 def _create(path: Path, shape: tuple[int, int]) -> int:
@@ -316,7 +298,7 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _usable(folder: Path) -> Iterator[None]:
     """Say which folder is the matter where the disk or the rights to it are."""
     try:

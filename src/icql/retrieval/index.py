@@ -16,7 +16,16 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from icql.retrieval.metric import PASS, Ids, Points, Rows, distinct, pieces, squared_distances
+from icql.retrieval.metric import (
+    PASS,
+    Ids,
+    Points,
+    Rows,
+    distinct,
+    nearest_first,
+    pieces,
+    squared_distances,
+)
 
 Floats = NDArray[np.float32]
 Progress = Callable[[str, float], None]
@@ -112,9 +121,7 @@ class Index:
             filled = slot < sizes[chosen]
             member = rows[np.where(filled, start[chosen] + slot, 0)].reshape(len(block), -1)
             far = np.where(filled, distances[block][:, :, None], np.inf).reshape(len(block), -1)
-            order = np.lexsort((member, far))[:, :k]
-            ids[block] = np.take_along_axis(member, order, 1)
-            away[block] = np.take_along_axis(far, order, 1)
+            ids[block], away[block] = nearest_first(member, far, k)
         return ids, away
 
     @cached_property

@@ -32,24 +32,22 @@ class Space:
     embed_queries: Callable[[Points], Points]
     distance: Callable[[Rows], Rows]
 
+    def extent(self, queries: Points, states: Points) -> tuple[Rows, Rows]:
+        """The least and the largest value of both, embedded, in every column."""
+        embedded = (
+            embed(rows[piece])
+            for rows, embed in ((queries, self.embed_queries), (states, self.embed_states))
+            for piece in pieces(rows)
+        )
+        found = [(part.min(axis=0), part.max(axis=0)) for part in embedded]
+        low, high = (np.array(side, np.float64) for side in zip(*found, strict=True))
+        return low.min(axis=0), high.max(axis=0)
+
 
 def pieces(rows: Points) -> Iterator[slice]:
     """Cut rows into slices of about `PASS` numbers: no whole copy of mapped data is ever made."""
     size = max(1, PASS // max(1, rows[:1].size))
     return (slice(i, i + size) for i in range(0, len(rows), size))
-
-
-def extent(rows: Points, embed: Callable[[Points], Points]) -> tuple[Rows, Rows]:
-    """The least and the largest value in every column of the embedded rows."""
-    embedded = (embed(rows[piece]) for piece in pieces(rows))
-    found = [(part.min(axis=0), part.max(axis=0)) for part in embedded]
-    low, high = (np.array(side, np.float64) for side in zip(*found, strict=True))
-    return low.min(axis=0), high.max(axis=0)
-
-
-def joint(one: tuple[Rows, Rows], other: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
-    """The extent of both."""
-    return np.minimum(one[0], other[0]), np.maximum(one[1], other[1])
 
 
 def check_rows(rows: ArrayLike, where: str) -> Points:
@@ -90,18 +88,14 @@ def _directions(rows: Points, zero_column: int) -> Rows:
     """
     out = np.zeros((rows.shape[0], rows.shape[1] + 2))
     for piece in pieces(rows):
-        _fill_directions(out[piece], rows[piece].astype(np.float64), zero_column)
+        part = rows[piece].astype(np.float64)
+        # Dividing by the largest entry first makes parallel rows equal to the last bit.
+        largest = np.abs(part).max(axis=1, keepdims=True)
+        part /= np.where(largest == 0, 1, largest)
+        norm = np.sqrt((part**2).sum(axis=1, keepdims=True))
+        out[piece, :-2] = part / np.where(norm == 0, 1, norm)
+        out[piece, zero_column] = largest[:, 0] == 0
     return out
-
-
-def _fill_directions(out: Rows, rows: Rows, zero_column: int) -> None:
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    zero = largest[:, 0] == 0
-    # Dividing by the largest entry first makes parallel rows equal to the last bit.
-    rows = rows / np.where(largest == 0, 1, largest)
-    norm = np.sqrt((rows**2).sum(axis=1, keepdims=True))
-    out[:, :-2] = rows / np.where(norm == 0, 1, norm)
-    out[zero, zero_column] = 1
 
 
 SPACES: dict[str, Space] = {
@@ -135,6 +129,12 @@ def distances(states: Points, queries: Points, ids: Ids, metric: str) -> Rows:
     return away
 
 
+def nearest_first(ids: Ids, away: Rows, keep: int | None = None) -> tuple[Ids, Rows]:
+    """The `keep` nearest of ids (Q, m) by (distance, id), and their distances; None: all."""
+    order = np.lexsort((ids, away))[:, :keep]
+    return np.take_along_axis(ids, order, 1), np.take_along_axis(away, order, 1)
+
+
 def distinct(rows: Points) -> tuple[Ids, Ids]:
     """First row of each group of equal rows, in row order, and the group of each row."""
     _, first, group = np.unique(_hashes(rows), return_index=True, return_inverse=True)
@@ -160,9 +160,7 @@ def _hashes(rows: Points) -> NDArray[np.uint64]:
 
 def _same(rows: Points, first: Ids, group: Ids) -> bool:
     """Whether every row equals the first of its group."""
-    if len(first) == len(rows):
-        return True
-    return all(
+    return len(first) == len(rows) or all(
         np.array_equal(_bits(rows[piece]), _bits(rows[first[group[piece]]]))
         for piece in pieces(rows)
     )

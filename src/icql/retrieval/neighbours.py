@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval import cache
-from icql.retrieval.cache import Draft, Neighbours, SearchReport, StoredDraft
+from icql.retrieval.cache import Draft, Neighbours, SearchReport
 from icql.retrieval.index import ROOM, Progress
-from icql.retrieval.metric import Ids, Points, Rows, check_rows, distances, extent, joint
+from icql.retrieval.metric import Ids, Points, Rows, check_rows, distances, nearest_first
 from icql.retrieval.retriever import (
     Nearest,
     Retriever,
-    merge,
     resolve_engine,
     sample_rows,
     silent,
@@ -115,14 +114,8 @@ def append_neighbours(
     all. Exact tables equal those of `build_neighbours`. Contexts by reward or at random can change
     altogether by new rows and are built anew.
 
-    Args:
-        old: tables of the first rows of `transitions`, built with the same settings.
-        transitions: the longer dataset.
-        settings: as those of `old`.
-        cache_dir, progress, memory: as of `build_neighbours`.
-
-    Raises:
-        UserError: if `old` are not the tables of these first rows with these settings.
+    `old` are the tables of the first rows of `transitions` with the same `settings`, or a UserError
+    says that they are not; the rest is as of `build_neighbours`.
     """
     return build_neighbours(
         transitions, settings, cache_dir=cache_dir, progress=progress, memory=memory, old=old
@@ -233,12 +226,8 @@ def _compute(
     progress: Progress,
 ) -> Neighbours:
     start = time.monotonic()
-    rows, k = len(data), retriever.settings.k
-    draft = (
-        Draft(rows, k)
-        if cache_dir is None
-        else StoredDraft(cache_dir, identity.key, repr(schedule), rows, k)
-    )
+    rows = len(data)
+    draft = Draft(identity, (len(data), retriever.settings.k), cache_dir, repr(schedule))
     _fill(draft, retriever, data, schedule, old, progress)
     mean = np.sum([draft.finished[block.start] for block in schedule.blocks], axis=0) / rows
     worst = min(draft.calibrations.values(), key=lambda found: found.recall, default=None)
@@ -253,7 +242,7 @@ def _compute(
         mean_distance=tuple(mean[0].tolist()),
         next_mean_distance=tuple(mean[1].tolist()),
     )
-    return draft.publish(identity, report)
+    return draft.publish(report)
 
 
 def _fill(
@@ -265,7 +254,6 @@ def _fill(
     progress: Progress,
 ) -> None:
     """Find the contexts of all blocks that are not finished; `old` are known tables."""
-    space, keep, metric = retriever.space, retriever.keep, retriever.settings.metric
     ahead = retriever.engine == "accelerator"
     searched = {block.start: _searched(draft, schedule, block) for block in schedule.blocks}
     everything = [slice(0, schedule.rows)]  # a random context is not searched for
@@ -274,23 +262,23 @@ def _fill(
         for chunk in (everything if retriever.engine == "random" else schedule.chunks)
     ]
     meter = _Meter(progress, sum(_count(block) for _, todo in work for block in todo))
-    span = joint(
-        extent(data.states, space.embed_states), extent(data.next_states, space.embed_queries)
-    )
+    span = retriever.space.extent(data.next_states, data.states)
 
-    def prepared(chunk: slice, todo: list[slice]) -> Nearest | None:
-        if retriever.engine == "random":
-            return None
-        sample = _sample(data, retriever.settings.seed)
-        queries = 2 * sum(map(_count, todo))
-        part = range(chunk.start, chunk.stop)
-        return Nearest(retriever, part, span, queries, sample, schedule.room)
+    def merged(one: tuple[Ids, Rows], other: tuple[Ids, Rows]) -> tuple[Ids, Rows]:
+        ids, away = (np.concatenate(both, axis=1) for both in zip(one, other, strict=True))
+        return nearest_first(ids, away, retriever.keep)
 
     def compare(chunk: slice, todo: list[slice]) -> None:
         # A function of its own: one part of the dataset leaves memory before the next comes.
-        search = prepared(chunk, todo)
+        search = None
+        if retriever.engine != "random":
+            part, count = range(chunk.start, chunk.stop), 2 * sum(map(_count, todo))
+            sample = _sample(data, retriever.settings.seed)
+            search = Nearest(retriever, part, span, count, sample, schedule.room)
 
         def find(block: slice) -> tuple[Points, tuple[Ids, Rows]]:
+            if not ahead:
+                meter.begin(_count(block))
             # The states and then the next states: most s' are the s of the next row.
             queries = np.concatenate((data.states[block], data.next_states[block]))
             own = np.arange(block.start, block.stop)
@@ -299,14 +287,18 @@ def _fill(
             told = silent if ahead else meter
             return queries, retriever.nearest(queries, left_out, told, search)
 
-        for block, (queries, found) in zip(todo, _results(find, todo, meter, ahead), strict=True):
+        results = _ahead(find, todo) if ahead else map(find, todo)
+        for block, (queries, found) in zip(todo, results, strict=True):
+            meter.begin(_count(block))
             if (before := draft.kept(block.start)) is not None:
-                found = merge(before[1:], found, keep)
+                found = merged(before[1:], found)
             elif old is not None and block.stop <= schedule.known:
                 known = np.concatenate((old.state[block], old.next_state[block])).astype(np.int64)
-                found = merge((known, distances(data.states, queries, known, metric)), found, keep)
-            if search is not None and search.calibration is not None:
-                draft.calibrate(chunk.start, search.calibration)
+                away = distances(data.states, queries, known, retriever.settings.metric)
+                found = merged((known, away), found)
+            if search is not None and search.calibrations:
+                worst = min(search.calibrations.values(), key=lambda one: one.recall)
+                draft.calibrate(chunk.start, worst)
             if chunk.stop < schedule.rows:
                 draft.keep(block.start, (chunk.stop, *found))
             else:
@@ -326,26 +318,19 @@ def _sample(data: Transitions, seed: int) -> Points:
     return np.concatenate((data.states[of_s], data.next_states[of_next]))
 
 
-def _results(
-    find: Callable[[slice], T], todo: list[slice], meter: _Meter, ahead: bool
-) -> Iterator[T]:
-    """What `find` gives for each block; `ahead`: the next is begun before the last is used.
+def _ahead(find: Callable[[slice], T], todo: list[slice]) -> Iterator[T]:
+    """What `find` gives for each block; the next are begun before the last is used.
 
     So the host prepares and ranks one block while an accelerator is at work on another.
     """
-    if not ahead:
-        for block in todo:
-            meter.begin(_count(block))
-            yield find(block)
-        return
     with ThreadPoolExecutor(AHEAD) as pool:
         begun = deque(pool.submit(find, block) for block in todo[:AHEAD])
-        for i, block in enumerate(todo):
-            found = begun.popleft().result()
-            if i + AHEAD < len(todo):
-                begun.append(pool.submit(find, todo[i + AHEAD]))
-            meter.begin(_count(block))
-            yield found
+        for following in (*todo[AHEAD:], *[None] * AHEAD):
+            if begun:
+                found = begun.popleft().result()
+                if following is not None:
+                    begun.append(pool.submit(find, following))
+                yield found
 
 
 def _searched(draft: Draft, schedule: Schedule, block: slice) -> int:

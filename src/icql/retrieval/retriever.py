@@ -6,8 +6,7 @@ Tables for training, trained critics, coverage and `retrieve` all ask one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,8 +23,7 @@ from icql.retrieval.metric import (
     check_rows,
     distances,
     distinct,
-    extent,
-    joint,
+    nearest_first,
     numbers,
     row_finder,
 )
@@ -38,9 +36,6 @@ from icql.retrieval.strategies import (
     random_rows,
 )
 from icql.settings.data import ContextSettings, Engine, Exclude, Metric, Strategy
-
-if TYPE_CHECKING:
-    from icql.retrieval.accelerator import Accelerator
 
 EXACT_UP_TO = 200_000  # rows; beyond, exact search without structure takes minutes on a CPU
 ACCELERATOR_FROM = 20_000  # rows; below, compiling takes longer than searching on the CPU
@@ -139,7 +134,7 @@ class Retriever:
         self.rewards = _check_rewards(rewards, rows) if by_reward else None
         self.keep = min(settings.candidates if by_reward else settings.k, rows)
         self.engine, self.space = resolve_engine(settings, rows), SPACES[settings.metric]
-        self._prepared: tuple[Nearest, tuple[Rows, Rows]] | None = None
+        self._search: Nearest | None = None
 
     def __call__(
         self,
@@ -206,9 +201,7 @@ class Retriever:
             return np.empty((0, self.keep), np.int64), np.empty((0, self.keep))
         if self.engine == "random":
             ids = random_rows(queries, len(self.states), self.keep, self.settings.seed, left_out)
-            away = distances(self.states, queries, ids, self.settings.metric)
-            order = np.lexsort((ids, away))
-            return np.take_along_axis(ids, order, 1), np.take_along_axis(away, order, 1)
+            return nearest_first(ids, distances(self.states, queries, ids, self.settings.metric))
         search = search or self._whole(queries)
         return self._widening(search, self.space.embed_queries(queries), left_out, progress)
 
@@ -259,18 +252,16 @@ class Retriever:
 
     def _whole(self, queries: Points) -> Nearest:
         """All states, indexed again only for queries far beyond the states and those before."""
-        span = extent(queries, self.space.embed_queries)
-        if self._prepared is not None:
-            search, (low, high) = self._prepared
-            if (low <= span[0]).all() and (span[1] <= high).all():
-                return search
-        low, high = joint(span, extent(self.states, self.space.embed_states))
+        if self._search is not None:
+            low, high = self.space.extent(queries, self.states[:0])
+            if (self._search.span[0] <= low).all() and (high <= self._search.span[1]).all():
+                return self._search
+        low, high = self.space.extent(queries, self.states)
         wide = low - WIDER * (high - low), high + WIDER * (high - low)
         like = check_rows(self._expected, "expected")
         sample = like[sample_rows(len(like), self.settings.seed)]
-        search = Nearest(self, range(len(self.states)), wide, len(like), sample)
-        self._prepared = search, wide
-        return search
+        self._search = Nearest(self, range(len(self.states)), wide, len(like), sample)
+        return self._search
 
     @cached_property
     def episodes(self) -> EpisodeRows:
@@ -324,26 +315,29 @@ class Nearest:
         room: int = ROOM,
     ) -> None:
         self.rows, self.span, self.roomy = rows, span, room >= ROOM
-        self._space, seed = retriever.space, retriever.settings.seed
+        self._space, engine, settings = retriever.space, retriever.engine, retriever.settings
         part = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         states = self._space.embed_states(retriever.states[part])
         self._index = index = Index(states, span, self._space.distance, room)
-        self._accelerator = _accelerator(index) if retriever.engine == "accelerator" else None
-        many = retriever.engine == "exact" and min(len(index), 4 * queries) >= CELLS_FROM
-        self._cells = Cells(index, seed) if many else None
-        self._approximate: Approximate | None = None
-        if retriever.engine == "approximate" and sample is not None:
-            asked, floor = self._space.embed_queries(sample), retriever.settings.recall_floor
-            self._approximate = Approximate(index, seed, floor, asked)
+        self.calibrations: dict[int, Calibration] = {}
+        self._search: Callable[[Points, int, Progress], tuple[Ids, Rows]]
+        if engine == "approximate" and sample is not None:
+            asked = self._space.embed_queries(sample)
+            approximate = Approximate(index, settings.seed, settings.recall_floor, asked)
+            self._search, self.calibrations = approximate.search, approximate.calibrations
+        elif engine == "accelerator":
+            from icql.retrieval.accelerator import Accelerator  # JAX, as below
+
+            device = Accelerator(index.near)
+            self._search = partial(search_exact, index, device.propose, most=device.most)
+        else:
+            many = engine == "exact" and min(len(index), 4 * queries) >= CELLS_FROM
+            cells = Cells(index, settings.seed) if many else None
+            width = 0 if cells is None else cells.count
+            self._search = partial(search_exact, index, from_faiss(index, cells), width=width)
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """The least recall that approximate search was found to have."""
-        found = {} if self._approximate is None else self._approximate.calibrations
-        return min(found.values(), key=lambda one: one.recall, default=None)
 
     def __call__(self, queries: Points, k: int, progress: Progress) -> tuple[Ids, Rows]:
         """Ids (Q, k) and distances (Q, k) of embedded queries, nearest first, ties by row id.
@@ -356,17 +350,6 @@ class Nearest:
         rows = self.rows
         ids = places + rows.start if isinstance(rows, range) else rows[places]
         return ids[back], away[back]
-
-    def _search(self, queries: Points, k: int, progress: Progress) -> tuple[Ids, Rows]:
-        index = self._index
-        if self._approximate is not None:
-            return self._approximate.search(queries, k, progress)
-        if self._accelerator is not None:
-            device = self._accelerator
-            return search_exact(index, device.propose, queries, k, progress, most=device.most)
-        width = 0 if self._cells is None else self._cells.count
-        propose = from_faiss(index, self._cells)
-        return search_exact(index, propose, queries, k, progress, width=width)
 
 
 def resolve_engine(settings: ContextSettings, rows: int) -> str:
@@ -390,13 +373,6 @@ def sample_rows(rows: int, seed: int) -> Ids:
     return np.random.default_rng(seed).choice(rows, SAMPLE, replace=False)
 
 
-def merge(one: tuple[Ids, Rows], other: tuple[Ids, Rows], keep: int) -> tuple[Ids, Rows]:
-    """The `keep` nearest of two tables of neighbours of the same queries, by (distance, id)."""
-    ids, away = (np.concatenate(both, axis=1) for both in zip(one, other, strict=True))
-    order = np.lexsort((ids, away))[:, :keep]
-    return np.take_along_axis(ids, order, 1), np.take_along_axis(away, order, 1)
-
-
 def _check_rewards(rewards: ArrayLike | None, states: int) -> Points:
     """Rewards (N,) as finite float32 or float64, or a UserError that names the row."""
     if rewards is None:
@@ -414,9 +390,3 @@ def _too_few(k: int, available: int, *, where: str) -> UserError:
         where=where,
         fix=f"Choose at most {available} or give more data.",
     )
-
-
-def _accelerator(index: Index) -> Accelerator:
-    from icql.retrieval.accelerator import Accelerator  # JAX, as above
-
-    return Accelerator(index.near)

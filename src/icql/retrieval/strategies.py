@@ -60,7 +60,9 @@ class LeftOut:
         """Leave out `rows` (Q, e), and of `episodes` those of the rows `own` (Q,)."""
         rows = np.sort(rows, axis=1)
         rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = -1
-        if episodes is not None:
+        if episodes is None:
+            own = np.full(len(rows), -1)
+        else:
             own = np.where(own < 0, -1, np.searchsorted(episodes.names, episodes.of_row[own]))
             inside = episodes.of_row[rows] == episodes.names[own][:, None]
             rows = np.where(inside & (own >= 0)[:, None], -1, rows)

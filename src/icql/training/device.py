@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from icql.algos.base import Batch, Transition, Window
@@ -71,7 +71,7 @@ class DeviceData(eqx.Module):
     episodes: Episodes | None = None
     ids: Int[Array, " m"] | None = None
 
-    def at(self, streams: PRNGKeyArray, step: int, size: int) -> tuple[DeviceData, float]:
+    def at(self, streams: Key[Array, " members"], step: int, size: int) -> tuple[DeviceData, float]:
         """Return the data that update `step` needs, and the update up to which it serves."""
         return self, math.inf
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Key, PRNGKeyArray
 
 from icql.algos.base import Algorithm
 from icql.training.device import DeviceData
@@ -110,10 +110,12 @@ class Loop:
         program: jax.stages.Compiled = lowered.compile().compiled
         return program
 
-    def _streams(self) -> PRNGKeyArray:
+    def _streams(self) -> Key[Array, " members"]:
         return jax.vmap(lambda k: jax.random.fold_in(k, 1))(self.keys)
 
-    def _inputs(self, data: DeviceData, streams: PRNGKeyArray, begin: int, end: int) -> Any:
+    def _inputs(
+        self, data: DeviceData, streams: Key[Array, " members"], begin: int, end: int
+    ) -> Any:
         """What `_run` gets beside the states, on the devices where it is needed."""
         if data is not self.data:  # a part of streamed data
             data = place(data, self.mesh, WHOLE)

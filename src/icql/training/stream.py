@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from icql.algos.base import Algorithm, Batch
@@ -48,7 +48,7 @@ def rows_per_update(algorithm: Algorithm[Any]) -> int:
     return algorithm.settings.batch_size * algorithm.needs.batches
 
 
-def keys_of(stream: PRNGKeyArray, step: Array) -> PRNGKeyArray:
+def keys_of(stream: PRNGKeyArray, step: Array) -> Key[Array, "2"]:
     """Return the keys of an update: one draws its rows, the other drives the algorithm."""
     return jax.random.split(jax.random.fold_in(stream, step))
 
@@ -124,7 +124,7 @@ class Streamed:
         self.sizes = (self.updates * asked, self.updates * behind)
         self._part: tuple[int, DeviceData] | None = None
 
-    def at(self, streams: PRNGKeyArray, step: int, size: int) -> tuple[DeviceData, float]:
+    def at(self, streams: Key[Array, " members"], step: int, size: int) -> tuple[DeviceData, float]:
         """Return the data that update `step` needs, and the update up to which it serves."""
         begin = step - step % self.updates
         if self._part is None or self._part[0] != begin:
@@ -182,7 +182,7 @@ class Streamed:
 
 
 @partial(jax.jit, static_argnums=(2, 3))
-def _draws(streams: PRNGKeyArray, steps: Array, size: int, total: int) -> Array:
+def _draws(streams: Key[Array, " members"], steps: Array, size: int, total: int) -> Array:
     """Rows that each seed's updates draw: (seeds, steps, size)."""
 
     def one(stream: PRNGKeyArray, step: Array) -> Array:

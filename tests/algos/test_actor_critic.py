@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from icql.algos.actor_critic import CriticLearner
 from icql.algos.base import Batch, Spec, Transition
 from icql.algos.presets import resolve_preset
 from icql.algos.registry import make_algorithm
+from icql.data.transitions import Transitions
 from icql.settings.change import override
 from icql.settings.critics import CriticSettings
 from icql.training.device import Normaliser, reward_range
@@ -74,8 +77,7 @@ def test_where_no_reward_is_possible_targets_are_as_at_the_end_of_an_episode(nam
 
 
 def test_rewards_are_measured_on_the_scale_that_is_trained_on():
-    class Data:
-        rewards = np.array([-1.0, 4.0], np.float32)
+    data = Mock(spec=Transitions, rewards=np.array([-1.0, 4.0], np.float32))
 
-    normaliser = Normaliser(np.zeros(1), np.ones(1), 0.01)
-    assert reward_range(Data(), normaliser) == pytest.approx((-0.01, 0.04))
+    normaliser = Normaliser(np.zeros(1, np.float32), np.ones(1, np.float32), 0.01)
+    assert reward_range(data, normaliser) == pytest.approx((-0.01, 0.04))

@@ -111,7 +111,7 @@ def test_batches_are_windows_only_where_asked_for():
     window = on_device(data, 3).sample(jax.random.key(0), 16).window
     assert window is not None
     assert window.steps.s.shape == (16, 3, OBS)
-    plain = to_device(data, Normaliser(np.zeros(2), np.ones(2), 1.0), None)
+    plain = to_device(data, Normaliser(np.zeros(2, np.float32), np.ones(2, np.float32), 1.0), None)
     assert plain.sample(jax.random.key(0), 4).window is None
 
 

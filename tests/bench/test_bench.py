@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import equinox as eqx
 import jax
@@ -109,15 +110,11 @@ def test_the_loop_reuses_the_program_that_was_asked_about(data, monkeypatch):
 
 
 def test_free_memory_of_devices():
-    class Device:
-        platform = "gpu"
-
-        def memory_stats(self) -> dict[str, int]:
-            return {"bytes_limit": 100, "bytes_in_use": 30}
-
-    assert memory.free_memory(Device()) == 70  # type: ignore[arg-type]
-    Device.memory_stats = lambda self: None  # type: ignore[method-assign, assignment, return-value]
-    assert memory.free_memory(Device()) is None  # type: ignore[arg-type]
+    device = Mock(spec=jax.Device, platform="gpu")
+    device.memory_stats.return_value = {"bytes_limit": 100, "bytes_in_use": 30}
+    assert memory.free_memory(device) == 70
+    device.memory_stats.return_value = None
+    assert memory.free_memory(device) is None
 
 
 # --- the command --------------------------------------------------------------------------------

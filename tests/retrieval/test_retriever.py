@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from icql.loading import TrainedCritic
 
 import icql
 from icql.data.transitions import Transitions
@@ -17,6 +16,7 @@ from icql.retrieval import Retriever, append_neighbours, build_neighbours, dista
 from icql.retrieval import retriever as retriever_module
 from icql.settings.data import ContextSettings
 from icql.training.device import Normaliser
+from icql.training.trained import TrainedCritic
 from retrieval.cases import assert_same, brute_force, gaits, one_thread, transitions
 
 __all__ = ["one_thread"]

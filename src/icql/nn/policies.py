@@ -172,8 +172,8 @@ class Standardised(eqx.Module):
     """
 
     policy: eqx.Module
-    mean: Float[Array, "... obs"]  # several policies may be stacked
-    std: Float[Array, "... obs"]
+    mean: Float[Array, "*members obs"]  # several policies may be stacked
+    std: Float[Array, "*members obs"]
 
     def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
         """Actions without history."""

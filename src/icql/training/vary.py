@@ -64,7 +64,7 @@ def _varies(algorithm: Algorithm[Any], name: str, batch: Batch) -> bool:
         return state, metrics, varied.policy(state)
 
     def arrays(tree: Any) -> Any:
-        return eqx.filter(tree, lambda x: hasattr(x, "dtype"))
+        return eqx.filter(tree, lambda x: isinstance(x, jax.Array | jax.ShapeDtypeStruct))
 
     fixed: Any = jax.tree.structure(arrays(eqx.filter_eval_shape(trained, batch, {})))
 

@@ -27,14 +27,13 @@ from icql.data.pictures import BLUE, GREY, ORANGE, state_map
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval import retrieve
+from icql.settings.data import KS, QUERIES
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Progress = Callable[[str, float], None]
 Level = Literal["too sparse", "sparse in places", "dense enough"]
 
-KS = (10, 20, 30, 40)
-QUERIES = 1_000  # states that are looked at
 LOCAL = 4.0  # one-step movements
 FAR = 0.25  # of the distance between two random states
 FEW = 32  # episodes that are searched around one by one

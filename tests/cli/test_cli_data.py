@@ -218,7 +218,7 @@ def test_fetch_through_a_local_copy(capsys: Capture, monkeypatch: pytest.MonkeyP
         path.write_bytes(b"12345")
         return path
 
-    monkeypatch.setattr("icql.cli.data_fetch.fetch", fetched)
+    monkeypatch.setattr("icql.cli.data.fetch", fetched)
     done = ask(capsys, "fetch", "pen-human-v1", "--force")
     assert (done["name"], done["path"], done["bytes"]) == ("pen-human-v1", "pen.hdf5", 5)
     assert done["url"].endswith("/hand_dapg_v1/pen-human-v1.hdf5")
@@ -226,7 +226,7 @@ def test_fetch_through_a_local_copy(capsys: Capture, monkeypatch: pytest.MonkeyP
 
 def test_fetch_minari(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("icql.cli.data_fetch.fetch_minari", asked.append)
+    monkeypatch.setattr("icql.cli.data.fetch_minari", asked.append)
     assert ask(capsys, "fetch", "minari:D4RL/door/human-v2")["path"] is None
     assert asked == ["D4RL/door/human-v2"]
 
@@ -254,7 +254,7 @@ def test_collect_shows_each_piece_of_work(capsys: Capture, monkeypatch: pytest.M
         write_collected(out / "x.npz", steps, get_recipe("hopper").task, {"level": level})
         return out / "x.npz"
 
-    monkeypatch.setattr("icql.cli.data_collect.collect", collected)
+    monkeypatch.setattr("icql.online.collect", collected)
     arguments = ["data", "collect", "hopper", "--level", "medium", "--out", "o", "--steps", "7"]
     assert main(arguments) == 0
     assert capsys.readouterr().out == f"{os.path.join('o', 'x.npz')}: 2 steps, mean score 0.7\n"

@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from data.log_cases import CLEAN, PLAIN, source
-from icql.cli import data_validate
+from icql.cli.data import Validate
 from icql.data import get_task
 from icql.data.datasets import validate_dataset
 from icql.data.formats.npz import write_npz
@@ -38,7 +38,7 @@ def test_errors_leave_with_code_2_and_name_the_place(
 ) -> None:
     path = broken_file(tmp_path)
     with pytest.raises(SystemExit) as stop:
-        data_validate.run([str(path), "--json"])
+        Validate.parse("validate", [str(path), "--json"]).execute()
     assert stop.value.code == 2
     result = json.loads(capsys.readouterr().out)
     assert not result["ok"]
@@ -52,7 +52,7 @@ def test_errors_leave_with_code_2_and_name_the_place(
         "observations[1]",
     )
     with pytest.raises(SystemExit):
-        data_validate.run([str(path)])
+        Validate.parse("validate", [str(path)]).execute()
     assert f"error non_finite: {path}, row 3, observations[1]: " in capsys.readouterr().out
 
 
@@ -68,7 +68,9 @@ def test_unreadable_data_is_an_error_of_the_same_form(
     np.savez(ragged, **arrays)
     for path, row, column in ((cut, None, None), (ragged, 2, "terminals"), ("hoper", None, None)):
         with pytest.raises(SystemExit) as stop:
-            data_validate.run([str(path), "--json", "--report", str(tmp_path / "page")])
+            Validate.parse(
+                "validate", [str(path), "--json", "--report", str(tmp_path / "page")]
+            ).execute()
         assert stop.value.code == 2
         (error,) = json.loads(capsys.readouterr().out)["errors"]
         assert (error["rule"], error["row"], error["column"]) == ("unreadable", row, column)
@@ -97,13 +99,15 @@ def test_a_gap_in_a_csv_log_is_named_by_its_column(tmp_path: Path) -> None:
 def test_command_on_good_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "log.npz"
     write_npz(path, CLEAN)
-    result = data_validate.run([str(path), "--json", "--report", str(tmp_path / "page")])
+    result = Validate.parse(
+        "validate", [str(path), "--json", "--report", str(tmp_path / "page")]
+    ).execute()
     assert result is not None
     assert (result["ok"], result["errors"], result["warnings"]) == (True, [], [])
     page = Path(result["report"]).read_text()
     assert page.count('src="data:image/png;base64,') == 4
     assert len(list((tmp_path / "page").iterdir())) == 1  # one file, nothing half-written
-    assert data_validate.run([str(path)]) is None
+    assert Validate.parse("validate", [str(path)]).execute() is None
     assert capsys.readouterr().out.startswith("ok: ")
 
 

@@ -18,6 +18,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from data.log_cases import SHORT, log
+from icql import plugins
 from icql.data import DataInfo, Transitions, get_task, list_tasks, register_task, tasks
 from icql.data.tasks import GROUP, find_task
 from icql.errors import UserError
@@ -103,7 +104,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.setitem(sys.modules, "offers_tasks", module)
     monkeypatch.setattr(tasks, "_TASKS", dict(tasks._TASKS))
     monkeypatch.setattr(
-        tasks, "entry_points", lambda group: [point] if group == point.group else []
+        plugins, "entry_points", lambda group: [point] if group == point.group else []
     )
     tasks._load_entry_points.cache_clear()
     yield module

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from icql.cli import data_coverage
+from icql.cli.data import Coverage as CoverageOptions
 from icql.data import Transitions, load_dataset
 from icql.errors import UserError
 from icql.retrieval import retriever as module
@@ -200,7 +200,7 @@ def test_real_data(d4rl_dir: Path) -> None:
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "folder"
     argv = ["hopper-mini", "--k", "10", "20", "--queries", "100", "--out", str(out)]
-    result = data_coverage.run([*argv, "--json"])
+    result = CoverageOptions.parse("coverage", [*argv, "--json"]).execute()
     assert result is not None
     assert json.loads((out / "coverage.json").read_text()) == result
     assert (out / "coverage.png").read_bytes().startswith(b"\x89PNG")
@@ -210,5 +210,5 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     medians = [row["held_out"]["p50"] for row in result["neighbours"]]
     assert medians == sorted(medians)
     assert sum(region["states"] for region in result["regions"]) == 100
-    assert data_coverage.run(argv) is None
+    assert CoverageOptions.parse("coverage", argv).execute() is None
     assert "dense enough for local estimates" in capsys.readouterr().out

@@ -102,38 +102,30 @@ class Algorithm(Protocol[State]):
     @property
     def settings(self) -> AlgorithmSettings:
         """What it was made with."""
-        ...
 
     @property
     def spec(self) -> Spec:
         """What it was made for."""
-        ...
 
     @property
     def needs(self) -> Needs:
         """The kind of batch that `update` expects."""
-        ...
 
     @property
     def remedies(self) -> tuple[str, ...]:
         """What its user can try where training diverges, each as a command with its option."""
-        ...
 
     def init(self, key: PRNGKeyArray) -> State:
         """Fresh networks and optimiser states, the products of networks in the spec's precision."""
-        ...
 
     def update(self, state: State, batch: Batch, key: PRNGKeyArray) -> tuple[State, Metrics]:
         """Gradient steps on every network; pure, so that it can be scanned and vmapped."""
-        ...
 
     def policy(self, state: State) -> Policy:
         """The policy as trained so far; its products in float32."""
-        ...
 
     def diagnose(self, state: State, batch: Batch) -> dict[str, Any]:
         """Costlier looks at the networks, taken once per evaluation (may be empty)."""
-        ...
 
 
 @runtime_checkable
@@ -142,11 +134,9 @@ class HasCritics(Protocol):
 
     def critic(self, state: Any) -> Critics:
         """The Q critics as trained so far; their products in float32."""
-        ...
 
     def value_range(self) -> tuple[float, float]:
         """The least and largest value that a policy can have, by the rewards of the data."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import equinox as eqx
 import optax
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from icql.algos.base import Batch, Learner, Metrics, Needs, Window
 from icql.algos.optimise import Trained, adamw, descend, start
@@ -43,13 +43,7 @@ class DTPolicy(eqx.Module):
         """No history."""
         return History.empty(rows, self.length, *self.model.dimensions)
 
-    def step(
-        self,
-        carry: History,
-        s: Float[Array, "rows obs"],
-        rewards: Float[Array, " rows"],
-        fresh: Bool[Array, " rows"],
-    ) -> tuple[Float[Array, "rows act"], History]:
+    def step(self, carry: History, s: Array, rewards: Array, fresh: Array) -> tuple[Array, History]:
         """The action of the step that now begins."""
         history = carry.saw(s, rewards, fresh, self.goal)
         action = self.predict(history.steps)

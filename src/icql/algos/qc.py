@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from icql.algos.base import Batch, Metrics, Needs
 from icql.algos.fql import FlowLearner, FlowState, aggregate
@@ -85,12 +85,8 @@ class ChunkPolicy(eqx.Module):
         return OpenChunk(jnp.zeros((rows, self.chunk, self.action_dim)), jnp.zeros(rows, jnp.int32))
 
     def step(
-        self,
-        carry: OpenChunk,
-        s: Float[Array, "rows obs"],
-        rewards: Float[Array, " rows"],
-        fresh: Bool[Array, " rows"],
-    ) -> tuple[Float[Array, "rows act"], OpenChunk]:
+        self, carry: OpenChunk, s: Array, rewards: Array, fresh: Array
+    ) -> tuple[Array, OpenChunk]:
         """The next action of the chunk; a new chunk where an episode begins or one is done."""
         again = fresh | (carry.done % self.chunk == 0)
         fresh_chunk = self.chunks(s).reshape(carry.chunk.shape)

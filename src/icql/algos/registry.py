@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from icql.errors import UserError, nearest
+from icql.plugins import offered
 from icql.settings import algorithms as own
 
 if TYPE_CHECKING:
@@ -116,5 +116,6 @@ def make_algorithm(name: str, settings: Any, spec: Spec) -> Algorithm[Any]:
 
 @cache
 def _load_entry_points() -> None:
-    for point in entry_points(group=GROUP):
-        register_algorithm(point.load())
+    for entry in offered(GROUP, Entry):
+        if _ALGORITHMS.get(entry.name) != entry:  # the package may have registered it itself
+            register_algorithm(entry)

@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. One file per command."""
+"""The command line: parses, calls, prints. One file per command or group of commands."""
 
 from icql.cli.main import main
 

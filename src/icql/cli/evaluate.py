@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tyro
 
+from icql.cli.options import Options, Result
 from icql.progress import Display
 from icql.settings.grid import say_settings
 from icql.training.run_folder import RunFolder
@@ -18,15 +19,14 @@ if TYPE_CHECKING:
     from icql.data import Task
     from icql.evaluation import Rollouts
 
-DESCRIPTION = """Score the final policies of a run in the environment of its task.
 
-Scores are D4RL's normalised scores of the final policies, one per training seed; the returns of
-every episode are part of the JSON. The same --seed gives the same episodes."""
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Options):
+    """Score the final policies of a run in the environment of its task.
 
-
-@dataclass(frozen=True)
-class Evaluate:
-    """The options of `icql evaluate`."""
+    Scores are D4RL's normalised scores of the final policies, one per training seed; the returns of
+    every episode are part of the JSON. The same --seed gives the same episodes.
+    """
 
     run: tyro.conf.Positional[Path]
     """Run folder."""
@@ -34,57 +34,54 @@ class Evaluate:
     """Episodes per training seed."""
     seed: int = 0
     """Seed of the episodes."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print one JSON object on standard output."""
+
+    def execute(self) -> Result | None:
+        """Play and show."""
+        from icql.training.trained import load_policy
+        from icql.training.versions import versions
+
+        policy = load_policy(self.run)
+        total = self.episodes * len(policy.members)
+        with Display().work("episodes", total) as work:
+            rollouts = policy.evaluate(
+                episodes=self.episodes,
+                seed=self.seed,
+                progress=lambda steps, finished: work.update(finished, f"step {steps}"),
+            )
+        assert policy.task is not None
+        members = zip(policy.members, rollouts, strict=True)
+        found = [  # a single combination where no settings were varied
+            (dict(settings), _scores([r for _, r in group], policy.task))
+            for settings, group in groupby(members, key=lambda pair: pair[0].settings)
+        ]
+        if self.json:
+            several = {
+                "combinations": [{"settings": settings, **scores} for settings, scores in found]
+            }
+            return {
+                "run": str(self.run),
+                "algo": RunFolder.open(self.run).manifest["algo"],
+                "task": policy.task.name,
+                "episodes": self.episodes,
+                "seed": self.seed,
+                **(several if found[0][0] else found[0][1]),
+                "versions": versions(),
+            }
+        for member, r in zip(policy.members, rollouts, strict=True):
+            score = r.normalized(policy.task).mean()
+            spread = f"{np.mean(r.returns):.1f} ± {np.std(r.returns):.1f}"
+            print(
+                f"{member.label}: score {score:.1f}, return {spread} over {self.episodes} episodes"
+            )
+        for settings, scores in found:
+            if scores["ci95"] is not None:
+                low, high = scores["ci95"]
+                mean = f"{scores['normalized_score']:.1f}, 95 % interval {low:.1f} to {high:.1f}"
+                print(f"mean   score {mean}  {say_settings(settings)}".rstrip())
+        return None
 
 
-def run(argv: list[str]) -> dict[str, Any] | None:
-    """Parse, play, print."""
-    options = tyro.cli(Evaluate, prog="icql evaluate", description=DESCRIPTION, args=argv)
-
-    from icql.training.trained import load_policy
-    from icql.training.versions import versions
-
-    policy = load_policy(options.run)
-    total = options.episodes * len(policy.members)
-    with Display().work("episodes", total) as work:
-        rollouts = policy.evaluate(
-            episodes=options.episodes,
-            seed=options.seed,
-            progress=lambda steps, finished: work.update(finished, f"step {steps}"),
-        )
-    assert policy.task is not None
-    members = zip(policy.members, rollouts, strict=True)
-    found = [  # a single combination where no settings were varied
-        (dict(settings), _scores([r for _, r in group], policy.task))
-        for settings, group in groupby(members, key=lambda pair: pair[0].settings)
-    ]
-    if options.json:
-        several = {"combinations": [{"settings": settings, **scores} for settings, scores in found]}
-        return {
-            "run": str(options.run),
-            "algo": RunFolder.open(options.run).manifest["algo"],
-            "task": policy.task.name,
-            "episodes": options.episodes,
-            "seed": options.seed,
-            **(several if found[0][0] else found[0][1]),
-            "versions": versions(),
-        }
-    for member, r in zip(policy.members, rollouts, strict=True):
-        score = r.normalized(policy.task).mean()
-        spread = f"{np.mean(r.returns):.1f} ± {np.std(r.returns):.1f}"
-        print(
-            f"{member.label}: score {score:.1f}, return {spread} over {options.episodes} episodes"
-        )
-    for settings, scores in found:
-        if scores["ci95"] is not None:
-            low, high = scores["ci95"]
-            mean = f"{scores['normalized_score']:.1f}, 95 % interval {low:.1f} to {high:.1f}"
-            print(f"mean   score {mean}  {say_settings(settings)}".rstrip())
-    return None
-
-
-def _scores(rollouts: list[Rollouts], task: Task) -> dict[str, Any]:
+def _scores(rollouts: list[Rollouts], task: Task) -> Result:
     """Scores, returns and lengths of every seed, and what they say together."""
     from icql.evaluation.scores import summary
 

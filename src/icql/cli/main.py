@@ -13,10 +13,10 @@ from icql.errors import UserError, nearest
 
 
 class Command(NamedTuple):
-    """A command: the module in `icql.cli` whose `run(argv)` returns what `--json` prints."""
+    """A command: the module in `icql.cli`, and the class in it, of its options."""
 
     summary: str
-    module: str
+    options: str
 
 
 class Group(NamedTuple):
@@ -67,21 +67,21 @@ Your own data:
 """
 
 COMMANDS: dict[str, Command | Group] = {
-    "train": Command("train a policy from logged data", "train"),
-    "evaluate": Command("score the policies of a run in their environment", "evaluate"),
+    "train": Command("train a policy from logged data", "train:Train"),
+    "evaluate": Command("score the policies of a run in their environment", "evaluate:Evaluate"),
     "data": Group(
         "list, show, validate, convert, fetch and collect datasets",
         DATA,
         {
-            "list": Command("tasks, and which of their datasets are on this machine", "data_list"),
-            "show": Command("counts, returns and score of a dataset", "data_show"),
-            "validate": Command("look for mistakes in a dataset before training", "data_validate"),
+            "list": Command("tasks, and which of their datasets are on this machine", "data:List"),
+            "show": Command("counts, returns and score of a dataset", "data:Facts"),
+            "validate": Command("look for mistakes in a dataset before training", "data:Validate"),
             "coverage": Command(
-                "how dense the data is: is local estimation possible?", "data_coverage"
+                "how dense the data is: is local estimation possible?", "data:Coverage"
             ),
-            "convert": Command("write a dataset in another format", "data_convert"),
-            "fetch": Command("fetch a D4RL or Minari dataset", "data_fetch"),
-            "collect": Command("make a dataset with online SAC by D4RL's protocol", "data_collect"),
+            "convert": Command("write a dataset in another format", "data:Convert"),
+            "fetch": Command("fetch a D4RL or Minari dataset", "data:Fetch"),
+            "collect": Command("make a dataset with online SAC by D4RL's protocol", "data:Collect"),
         },
     ),
     "bench": Group(
@@ -89,14 +89,14 @@ COMMANDS: dict[str, Command | Group] = {
         BENCH,
         {
             "speed": Command(
-                "time, operations and memory of every algorithm's update", "bench_speed"
+                "time, operations and memory of every algorithm's update", "bench:Speed"
             ),
             "cost": Command(
-                "the paper's cost tables: ICQL by context length and layers", "bench_cost"
+                "the paper's cost tables: ICQL by context length and layers", "bench:Cost"
             ),
         },
     ),
-    "algos": Command("list algorithms, their settings and where those come from", "algos"),
+    "algos": Command("list algorithms, their settings and where those come from", "algos:Algos"),
 }
 
 
@@ -142,5 +142,7 @@ def dispatch(name: str, group: Group, argv: list[str]) -> dict[str, Any] | None:
         raise UserError(said, where=name, fix=nearest(command, list(group.commands)))
     if isinstance(entry, Group):
         return dispatch(f"{name} {command}", entry, argv[1:])
-    result: dict[str, Any] | None = import_module(f"icql.cli.{entry.module}").run(argv[1:])
+    module, _, options = entry.options.partition(":")
+    parse = getattr(import_module(f"icql.cli.{module}"), options).parse
+    result: dict[str, Any] | None = parse(f"{name} {command}", argv[1:]).execute()
     return result

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeVar
 
 import tyro
 
 from icql.algos.presets import PresetName
+from icql.cli.options import Flag, Options, Result
 from icql.data.arrays import read_size
 from icql.errors import UserError
 from icql.progress import Display
@@ -20,20 +22,19 @@ from icql.training.run_folder import RunFolder
 
 S = TypeVar("S")
 
-DESCRIPTION = """Train a policy from logged data.
 
-Without options: ICQL on the embedded Hopper data, small enough for two CPU cores.
-The settings below are those of the chosen --algo, with the defaults of the chosen --preset and
---task; any of them can be changed by its name, e.g. --local.layers 8 --context.k 10.
+@dataclass(frozen=True, kw_only=True)
+class Train(Options, Generic[S]):
+    """Train a policy from logged data.
 
-The run folder holds settings, metrics, checkpoints, policies, scores and plots. A run that was
-stopped goes on, bit for bit, with: icql train --resume --out RUN
-A run whose updates do not depend on the number planned gets longer with: … --resume --steps N"""
+    Without options: ICQL on the embedded Hopper data, small enough for two CPU cores.
+    The settings below are those of the chosen --algo, with the defaults of the chosen --preset and
+    --task; any of them can be changed by its name, e.g. --local.layers 8 --context.k 10.
 
-
-@dataclass(frozen=True)
-class Train(Generic[S]):
-    """The options of `icql train`; `settings` are the algorithm's own."""
+    The run folder holds settings, metrics, checkpoints, policies, scores and plots. A run that was
+    stopped goes on, bit for bit, with: icql train --resume --out RUN
+    A run whose updates do not depend on the number planned gets longer with: … --resume --steps N
+    """
 
     algo: str = "icql"
     """Algorithm ('icql algos' lists them)."""
@@ -60,71 +61,71 @@ class Train(Generic[S]):
     grid: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """A setting to vary, e.g. --grid beta=1,3,10; may be given again for another. Every combination
     is trained with every seed, side by side in one program."""
-    resume: tyro.conf.FlagCreatePairsOff[bool] = False
+    resume: Flag = False
     """Go on with the run in --out, as it was started; --steps may be more, --dataset moved."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print one JSON object on standard output."""
     run: Annotated[RunSettings, tyro.conf.arg(name="")] = field(default_factory=RunSettings)
     settings: Annotated[S, tyro.conf.arg(name="")] = None  # type: ignore[assignment]
+    start: tyro.conf.Suppress[tyro.conf.Fixed[Any]] = None  # the plan that the options change
 
-
-def run(argv: list[str]) -> dict[str, Any] | None:
-    """Parse, train, print."""
-    start = _first_look(argv)
-    # the type of the settings is known only now, once the algorithm is
-    form: Any = Train.__class_getitem__(type(start.settings))  # type: ignore[attr-defined]
-    default = Train(
-        algo=start.algo,
-        task=start.task,
-        dataset=start.dataset,
-        preset=start.preset,
-        seeds=len(start.seeds),
-        seed=start.seeds[0],
-        run=start.run,
-        settings=start.settings,
-    )
-    options: Train[Any] = tyro.cli(
-        form, prog="icql train", description=DESCRIPTION, args=argv, default=default
-    )
-    plan = start.asked(
-        algo=options.algo,
-        task=options.task,
-        dataset=options.dataset,
-        preset=options.preset,
-        seeds=options.seeds,
-        seed=options.seed,
-        grid=read_grid(options.grid) if options.grid else None,
-    )
-    plan = replace(plan, run=options.run, settings=options.settings)
-    if options.resume:
-        plan = start.resumed(plan)
-    memory = None if options.memory is None else read_size(options.memory, where="--memory")
-    out = options.out or plan.default_out()
-
-    from icql.training.trainer import run_training
-
-    try:
-        result = run_training(
-            plan,
-            out=out,
-            resume=options.resume,
-            display=Display(),
-            memory=memory,
-            devices=options.devices,
+    @classmethod
+    def parse(cls, prog: str, argv: list[str]) -> Self:
+        """Read the options; the plan that they start from decides the defaults of all of them."""
+        start = _first_look(argv)
+        default = cls(
+            algo=start.algo,
+            task=start.task,
+            dataset=start.dataset,
+            preset=start.preset,
+            seeds=len(start.seeds),
+            seed=start.seeds[0],
+            run=start.run,
+            settings=start.settings,
+            start=start,
         )
-    except KeyboardInterrupt:
-        begun = RunFolder(out).manifest_path.exists()
-        how = f"'icql train --resume --out {out}' goes on." if begun else ""
-        raise KeyboardInterrupt(how) from None
-    if options.json:
-        return result
-    if "run" in result:  # the first process of a group speaks for all
-        _print(result)
-    return None
+        # the type of the settings is known only now, once the algorithm is
+        form: Any = cls.__class_getitem__(type(start.settings))  # type: ignore[attr-defined]
+        said = inspect.getdoc(cls)
+        return tyro.cli(form, prog=prog, description=said, args=argv, default=default)
+
+    def execute(self) -> Result | None:
+        """Train and say what came out."""
+        plan = self.start.asked(
+            algo=self.algo,
+            task=self.task,
+            dataset=self.dataset,
+            preset=self.preset,
+            seeds=self.seeds,
+            seed=self.seed,
+            grid=read_grid(self.grid) if self.grid else None,
+        )
+        plan = replace(plan, run=self.run, settings=self.settings)
+        if self.resume:
+            plan = self.start.resumed(plan)
+        out = self.out or plan.default_out()
+
+        from icql.training.trainer import run_training
+
+        try:
+            result = run_training(
+                plan,
+                out=out,
+                resume=self.resume,
+                display=Display(),
+                memory=None if self.memory is None else read_size(self.memory, where="--memory"),
+                devices=self.devices,
+            )
+        except KeyboardInterrupt:
+            begun = RunFolder(out).manifest_path.exists()
+            how = f"'icql train --resume --out {out}' goes on." if begun else ""
+            raise KeyboardInterrupt(how) from None
+        if self.json:
+            return result
+        if "run" in result:  # the first process of a group speaks for all
+            _print(result)
+        return None
 
 
 def _first_look(argv: list[str]) -> Plan:
-    """Return the plan that the options start from: it decides the defaults of all of them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("algo", "task", "dataset", "preset", "out"):
         parser.add_argument(f"--{name}")
@@ -137,7 +138,7 @@ def _first_look(argv: list[str]) -> Plan:
     return Plan.read(RunFolder.open(first.out))
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(result: Result) -> None:
     """Say what came out and where it is."""
     print(f"run         {result['run']}")
     rate = result["updates_per_second"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.errors import UserError, nearest
+from icql.plugins import offered
 
 if TYPE_CHECKING:
     from icql.data.transitions import DataInfo
@@ -117,24 +117,9 @@ def find_task(name: str) -> Task | None:
 
 @cache
 def _load_entry_points() -> None:
-    found: list[Task] = []
-    for point in entry_points(group=GROUP):
-        try:
-            named = point.load()
-        except Exception as error:
-            raise _unusable(point.value, f"cannot be loaded ({error})") from error
-        tasks = [named] if isinstance(named, Task) else named
-        if not isinstance(tasks, list | tuple) or not all(isinstance(t, Task) for t in tasks):
-            raise _unusable(point.value, "names neither a Task nor a list of them")
-        found += tasks
-    for task in found:
+    for task in offered(GROUP, Task):
         if _TASKS.get(task.name) != task:  # the package may have registered it itself
             register_task(task)
-
-
-def _unusable(place: str, what: str) -> UserError:
-    fix = "Mend or uninstall the package that has it."
-    return UserError(f"the entry point {place!r} {what}.", where=GROUP, fix=fix)
 
 
 def _task(name: str, env_id: str, low: float, high: float, limit: int, **more: Any) -> Task:

@@ -49,7 +49,14 @@ def make_env(task: Task) -> Env:
         env = _make_adroit(task)
     else:
         env = _make(task)
-    _check_spaces(task, env)
+    for what, space in (("action", env.action_space), ("observation", env.observation_space)):
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+            env.close()
+            raise UserError(
+                f"the {what} space of {task.env_id!r} is {space}, not a vector of real numbers.",
+                where=f"task {task.name!r}",
+                fix="Only continuous control with flat observations is supported.",
+            )
     return env
 
 
@@ -194,17 +201,6 @@ def _make(task: Task, **settings: Any) -> Env:
             where=f"task {task.name!r}",
             fix="Name an environment that is registered with Gymnasium.",
         ) from error
-
-
-def _check_spaces(task: Task, env: Env) -> None:
-    for what, space in (("action", env.action_space), ("observation", env.observation_space)):
-        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
-            env.close()
-            raise UserError(
-                f"the {what} space of {task.env_id!r} is {space}, not a vector of real numbers.",
-                where=f"task {task.name!r}",
-                fix="Only continuous control with flat observations is supported.",
-            )
 
 
 def _simulator(env: Env) -> Any:

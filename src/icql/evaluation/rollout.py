@@ -230,13 +230,14 @@ class _Batch:
 
     def __init__(self, envs: list[Env], seeds: list[int], episodes: int) -> None:
         total, columns = len(seeds) * episodes, len(envs) // len(seeds)
+        first: Any = envs[0]
         self.envs = envs
         self.returns = np.zeros(total, np.float64)
         self.lengths = np.zeros(total, np.int64)
         self.terminated = np.zeros(total, np.bool_)
         self.playing = np.full(len(envs), DONE)
-        self.observations = np.zeros((len(envs), *_shape(envs[0].observation_space)), np.float32)
-        self.actions = np.zeros((len(envs), *_shape(envs[0].action_space)), np.float32)
+        self.observations = np.zeros((len(envs), *first.observation_space.shape), np.float32)
+        self.actions = np.zeros((len(envs), *first.action_space.shape), np.float32)
         self.rewards = np.zeros(len(envs), np.float32)  # of each row's previous step
         self.fresh = np.zeros(len(envs), np.bool_)  # the row's episode has only begun
         self._over = np.zeros(total, np.bool_)
@@ -306,7 +307,3 @@ def _check(**settings: tuple[int, int]) -> None:
     for name, (value, least) in settings.items():
         if value < least:
             raise UserError(f"{value} is too small.", where=name, fix=f"Give at least {least}.")
-
-
-def _shape(space: Any) -> tuple[int, ...]:
-    return tuple(space.shape)

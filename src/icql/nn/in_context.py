@@ -45,11 +45,9 @@ class InContextModule(Protocol):
         discount: float,
     ) -> Array:
         """What the context alone says."""
-        ...
 
     def answer(self, memory: Array, phi_query: Float[Array, "... d"]) -> Float[Array, "..."]:
         """The value of each query."""
-        ...
 
 
 class LinearTransformer(eqx.Module):

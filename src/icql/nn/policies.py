@@ -22,7 +22,6 @@ class Policy(Protocol):
 
     def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
         """The action of each observation."""
-        ...
 
 
 @runtime_checkable
@@ -36,11 +35,9 @@ class MemoryPolicy(Protocol):
 
     def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
         """The action of the first step of an episode."""
-        ...
 
     def start(self, rows: int) -> Any:
         """Return what to carry into the first step: arrays with a leading axis of `rows`."""
-        ...
 
     def step(
         self,
@@ -50,7 +47,6 @@ class MemoryPolicy(Protocol):
         fresh: Bool[Array, " rows"],
     ) -> tuple[Float[Array, "rows act"], Any]:
         """Return the actions and what to carry on, in the same shapes and types."""
-        ...
 
 
 def first_action(policy: MemoryPolicy, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
@@ -86,10 +82,12 @@ class DeterministicPolicy(eqx.Module):
         return self.net(s, key=key)
 
 
-class GaussianPolicy(eqx.Module):
-    """N(tanh(MLP(s)), diag(exp(log_std))²): IQL's policy, its spread independent of the state."""
+class GaussianPolicy(DeterministicPolicy):
+    """N(tanh(MLP(s)), diag(exp(log_std))²): IQL's policy, its spread independent of the state.
 
-    net: MLP
+    Called, it returns the mean.
+    """
+
     log_std: Float[Array, " act"]
 
     def __init__(
@@ -101,16 +99,8 @@ class GaussianPolicy(eqx.Module):
         key: PRNGKeyArray,
         dropout: float = 0.0,
     ) -> None:
-        self.net = MLP(
-            observation_dim, hidden, action_dim, final_activation="tanh", dropout=dropout, key=key
-        )
+        super().__init__(observation_dim, action_dim, hidden, dropout=dropout, key=key)
         self.log_std = jnp.zeros(action_dim)
-
-    def __call__(
-        self, s: Float[Array, "... obs"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "... act"]:
-        """Return the mean action; `key` turns dropout on."""
-        return self.net(s, key=key)
 
     def log_prob(
         self,
@@ -138,12 +128,7 @@ class TanhGaussianPolicy(eqx.Module):
     action_dim: int = eqx.field(static=True)
 
     def __init__(
-        self,
-        observation_dim: int,
-        action_dim: int,
-        hidden: Sequence[int],
-        *,
-        key: PRNGKeyArray,
+        self, observation_dim: int, action_dim: int, hidden: Sequence[int], *, key: PRNGKeyArray
     ) -> None:
         self.net = MLP(observation_dim, hidden, 2 * action_dim, final_gain=0.01, key=key)
         self.action_dim = action_dim
@@ -184,13 +169,7 @@ class Standardised(eqx.Module):
         """What the policy carries into the first step."""
         return self.policy.start(rows) if isinstance(self.policy, MemoryPolicy) else None
 
-    def step(
-        self,
-        carry: Any,
-        s: Float[Array, "rows obs"],
-        rewards: Float[Array, " rows"],
-        fresh: Bool[Array, " rows"],
-    ) -> tuple[Float[Array, "rows act"], Any]:
+    def step(self, carry: Any, s: Array, rewards: Array, fresh: Array) -> tuple[Array, Any]:
         """Actions of one step, and what the policy carries on."""
         if isinstance(self.policy, MemoryPolicy):
             return self.policy.step(carry, (s - self.mean) / self.std, rewards, fresh)

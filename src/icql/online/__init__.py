@@ -1,8 +1,9 @@
 """Online SAC and the collection of datasets by D4RL's protocol."""
 
 from icql.online.learning import Evaluation, OnlineRun, OnlineSettings, Progress, train_online
-from icql.online.protocol import LEVELS, RECIPES, Level, Recipe, collect, get_recipe
+from icql.online.protocol import LEVELS, RECIPES, Recipe, collect, get_recipe
 from icql.online.snapshot import Snapshot, sac_oracle
+from icql.settings.data import Level
 
 __all__ = [
     "LEVELS",

@@ -8,7 +8,7 @@ replay is a ring of packed rows, written and sampled inside compiled code.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import equinox as eqx
@@ -21,7 +21,7 @@ from icql.algos.base import Transition
 from icql.data.transitions import Steps
 from icql.errors import UserError
 from icql.files import atomic
-from icql.online.envs import Bools, EnvGroup, Floats, Outcome
+from icql.online.envs import Bools, EnvGroup, Floats
 
 PART_BYTES = 15_000_000  # of uncompressed arrays in one file
 ARRAYS = ("observations", "actions", "rewards", "successors", "terminals", "timeouts")
@@ -56,9 +56,13 @@ class Journal:
 
     def step(self, group: EnvGroup, actions: Floats) -> Floats:
         """Step the group, append what happened, and return it packed for the device replay."""
-        observations = group.observations
-        self._write(observations, actions, group.step(actions))
-        return self.packed(self.length - 1, self.length)
+        t = self.length
+        self.observations[t], self.actions[t] = group.observations, actions
+        outcome = group.step(actions)
+        self.successors[t], self.rewards[t] = outcome.successors, outcome.rewards
+        self.terminals[t], self.timeouts[t] = outcome.terminals, outcome.timeouts
+        self.length += 1
+        return self.packed(t, t + 1)
 
     def packed(self, start: int, stop: int) -> Floats:
         """Rows [start, stop) as (s, a, r, s', mask), time by time, environment by environment."""
@@ -151,13 +155,6 @@ class Journal:
                     fix="Resume with the simulator version and machine that the run began with.",
                 )
 
-    def _write(self, observations: Floats, actions: Floats, outcome: Outcome) -> None:
-        t = self.length
-        self.observations[t], self.actions[t] = observations, actions
-        self.successors[t], self.rewards[t] = outcome.successors, outcome.rewards
-        self.terminals[t], self.timeouts[t] = outcome.terminals, outcome.timeouts
-        self.length += 1
-
 
 class Replay(eqx.Module):
     """The last `capacity` transitions; each row is (s, a, r, s', mask) side by side.
@@ -180,11 +177,8 @@ class Replay(eqx.Module):
 
     def add(self, new: Float[Array, "n width"]) -> Replay:
         """Write `n` packed rows over the oldest ones."""
-        n, capacity = len(new), len(self.rows)
-        slots = (self.seen + jnp.arange(n)) % capacity
-        return Replay(
-            self.rows.at[slots].set(new), self.seen + n, self.observation_dim, self.action_dim
-        )
+        slots = (self.seen + jnp.arange(len(new))) % len(self.rows)
+        return replace(self, rows=self.rows.at[slots].set(new), seen=self.seen + len(new))
 
     def sample(self, key: PRNGKeyArray, n: int) -> Transition:
         """`n` transitions drawn uniformly, with replacement, from those written."""

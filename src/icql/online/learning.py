@@ -164,7 +164,7 @@ def train_online(
     sac, key = _sac(settings, group), jax.random.key(settings.seed)
     clock = Clock(progress, f"SAC on {task.env_id}", settings.steps, run.step)
     with EnvPool(task) as pool:
-        while not _finished(run, until):
+        while not (run.ended or (until == "medium" and run.medium is not None)):
             row = run.journal.length
             act_key, learn_key = jax.random.split(jax.random.fold_in(key, row + 1))
             warm = row * settings.envs < settings.warmup
@@ -313,10 +313,6 @@ def _load_checkpoint(path: Path, like: SACState) -> tuple[int, SACState]:
     stored = load_weights(path, jax.tree.map(jnp.atleast_1d, whole))
     stored = jax.tree.map(lambda x, y: x.reshape(y.shape), stored, whole)
     return int(stored["row"]), stored["state"]
-
-
-def _finished(run: OnlineRun, until: Until) -> bool:
-    return run.ended or (until == "medium" and run.medium is not None)
 
 
 def _passed(run: OnlineRun, every: int) -> bool:

@@ -27,15 +27,13 @@ from icql.data.pictures import BLUE, GREY, ORANGE, state_map
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval.retriever import Retriever, silent
-from icql.settings.data import ContextSettings, Exclude
+from icql.settings.data import KS, QUERIES, ContextSettings, Exclude
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Progress = Callable[[str, float], None]
 Level = Literal["too sparse", "sparse in places", "dense enough"]
 
-KS = (10, 20, 30, 40)
-QUERIES = 1_000  # states that are looked at
 LOCAL = 4.0  # one-step movements
 FAR = 0.25  # of the distance between two random states
 PAIRS = 10_000  # random pairs that this distance is the median of

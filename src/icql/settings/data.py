@@ -12,6 +12,9 @@ Metric = Literal["l2", "cosine"]
 Strategy = Literal["similar", "random", "high_reward"]
 Exclude = Literal["none", "self", "episode"]
 Engine = Literal["auto", "exact", "accelerator", "approximate"]
+Level = Literal["random", "medium-replay", "medium", "medium-expert", "expert"]  # D4RL's
+KS = (10, 20, 30, 40)  # context sizes of the paper's tables
+QUERIES = 1_000  # states whose neighbours tell how dense data is
 
 
 @dataclass(frozen=True)

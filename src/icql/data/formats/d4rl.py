@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,6 +49,8 @@ def write_d4rl(path: Path, source: Source) -> None:
 
     D4RL's rules apply when it is read again: the very last row is then no transition.
     """
+    import h5py  # here and below: help texts name this format without it
+
     steps = source.steps.checked(str(path))
     marks = {"timeouts": steps.timeouts & ~steps.terminals}  # with both, D4RL sees a timeout
     with atomic(path) as temporary, h5py.File(temporary, "w") as file:
@@ -73,6 +74,8 @@ def timeouts_by_limit(terminals: Bools, limit: int) -> Bools:
 
 def _read_arrays(path: Path, room: Room) -> dict[str, NDArray[Any]]:
     """The numeric arrays of the file, checked for kind and size before any is read."""
+    import h5py
+
     with reading("HDF5", path, *_DAMAGE), h5py.File(path, "r") as file:
         present = [key for key in REQUIRED + OPTIONAL if key in file]
         for key in REQUIRED:

@@ -1,0 +1,410 @@
+"""`icql data …`: list, show, validate, coverage, convert, fetch, collect.
+
+What needs more than the readers (Matplotlib, JAX, …) is imported where a command is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import tyro
+
+from icql.cli.options import Flag, Options, Result
+from icql.data.arrays import read_size
+from icql.data.datasets import (
+    D4RL_DIR,
+    EMBEDDED,
+    convert,
+    find_d4rl,
+    kinds,
+    load_dataset,
+    suffixes,
+    validate_dataset,
+)
+from icql.data.download import datasets_dir, fetch, url_of
+from icql.data.formats.minari_source import PREFIX, fetch_minari
+from icql.data.tasks import get_task, list_tasks
+from icql.data.transitions import Transitions
+from icql.data.validation.findings import Findings
+from icql.errors import UserError
+from icql.files import atomic, read_json, write_json
+from icql.progress import Display, Work
+from icql.settings.data import KS, QUERIES, Level
+
+if TYPE_CHECKING:
+    from icql.online import Progress
+
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
+Show = Callable[[str, int, int, str], None]  # label, steps done, steps in all, note
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions(Options):
+    """Options that say which data is meant."""
+
+    dataset: tyro.conf.Positional[str]
+    """Name of a task, file, folder, or minari:ID."""
+    task: str | None = None
+    """Task of the data; by default what the data or its name says."""
+    columns: Path | None = None
+    """File that says which columns of a CSV or Parquet log are what; by default the one beside
+    it."""
+
+    def load(self) -> Transitions:
+        """Read the data."""
+        return load_dataset(self.dataset, task=self.task, columns=self.columns)
+
+
+class List(Options):
+    """List the tasks, the transitions the paper counts in their datasets, and where
+    their files are: in the package, in $ICQL_D4RL_DIR, or among the fetched ones."""
+
+    def execute(self) -> Result | None:
+        """List."""
+        tasks = [_task(name) for name in list_tasks()]
+        files = _other_files({task["path"] for task in tasks})
+        if self.json:
+            return {"tasks": tasks, "files": files, "cache": str(datasets_dir())}
+        for task in tasks:
+            count = f"{task['transitions']:,}" if task["transitions"] else ""
+            fetch = f"icql data fetch {task['name']}" if task["can_be_fetched"] else ""
+            place = "in the package" if task["embedded"] else task["path"] or fetch
+            print(f"{task['name']:<28} {task['environment']:<20} {count:>10}  {place}")
+        for file in files:
+            print(file)
+        return None
+
+
+def _task(name: str) -> Result:
+    task, embedded = get_task(name), name in EMBEDDED
+    path = None if embedded else find_d4rl(name)
+    return {
+        "name": name,
+        "environment": task.env_id,
+        "domain": task.domain,
+        "transitions": task.transitions,
+        "embedded": embedded,
+        "path": None if path is None else str(path),
+        "can_be_fetched": task.d4rl_file is not None,
+    }
+
+
+def _other_files(known: set[str | None]) -> list[str]:
+    """Files of a readable kind in the known folders that no task stands for."""
+    folders = [Path(folder).expanduser()] if (folder := os.environ.get(D4RL_DIR)) else []
+    return [
+        str(path)
+        for folder in (*folders, datasets_dir())
+        if folder.is_dir()
+        for path in sorted(folder.iterdir())
+        if path.suffix.lower() in suffixes() and str(path) not in known
+    ]
+
+
+class Facts(DatasetOptions):
+    """Show what a dataset holds: the transitions that training would see, and the returns
+    of its whole episodes."""
+
+    def execute(self) -> Result | None:
+        """Load and show."""
+        facts = summary(self.load())
+        if self.json:
+            return facts
+        for key, value in facts.items():
+            if key != "warnings":
+                print(f"{key:<16} {_text(value)}")
+        for warning in facts["warnings"]:
+            print(f"warning          {warning}")
+        return None
+
+
+def summary(data: Transitions) -> Result:
+    """What `icql data show` says of a dataset; returns and lengths are of whole episodes."""
+    info = data.info
+    returns, lengths = np.asarray(info.episode_returns), np.asarray(info.episode_lengths)
+    task = None if info.task is None else get_task(info.task)
+    return {
+        "name": info.name,
+        "source": info.source,
+        "task": info.task,
+        "transitions": len(data),
+        "episodes": data.episodes(),
+        "observation_dim": data.observation_dim,
+        "action_dim": data.action_dim,
+        "dropped": info.dropped,
+        "return_mean": float(returns.mean()) if returns.size else None,
+        "return_min": float(returns.min()) if returns.size else None,
+        "return_max": float(returns.max()) if returns.size else None,
+        "length_mean": float(lengths.mean()) if lengths.size else None,
+        "behaviour_score": None if task is None else task.behaviour_score(info),
+        "data_hash": data.content_hash(),
+        "warnings": list(info.warnings),
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or "unknown"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validate(DatasetOptions):
+    """Look for defects in logged data before anything is trained.
+
+    Errors stop (exit code 2) and name file, row and column; warnings say what follows if they are
+    left. With --report DIR, a page with the findings and pictures is written to DIR/report.html.
+    """
+
+    report: Folder = None
+    """Write a report page into this folder."""
+
+    def execute(self) -> Result | None:
+        """Validate; leaves with code 2 where there are errors."""
+        findings, source = validate_dataset(self.dataset, task=self.task, columns=self.columns)
+        result = findings.as_json()
+        if self.report is not None:
+            from icql.data.validation.page import write_report
+
+            with Display().work("report", 1) as work:
+                page = write_report(self.report, self.dataset, findings, source)
+                work.update(1)
+            result["report"] = str(page)
+        if self.json and findings.ok:
+            return result
+        if self.json:
+            print(json.dumps(result, allow_nan=False))
+        else:
+            _print_findings(findings, result)
+        if not findings.ok:
+            raise SystemExit(UserError.exit_code)
+        return None
+
+
+def _print_findings(findings: Findings, result: Result) -> None:
+    for kind, group in (("error", findings.errors), ("warning", findings.warnings)):
+        for finding in group:
+            print(f"{kind} {finding.rule}: {', '.join(finding.place)}: {finding.message}")
+    if findings.ok:
+        warned = f", {len(findings.warnings)} warning(s)" if findings.warnings else ""
+        print(f"ok: {result['transitions']:,} transitions{warned}")
+    else:
+        print(f"not fit for training: {len(findings.errors)} error(s)")
+    if "report" in result:
+        print(f"report: {result['report']}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage(DatasetOptions):
+    """Say whether the data is dense enough for local estimates.
+
+    Measures how far the k nearest states are: overall, by region of the state map, and for held-out
+    episodes (neighbours from other episodes only). With --out DIR, DIR/coverage.png and
+    DIR/coverage.json are written.
+    """
+
+    k: tuple[int, ...] = KS
+    """Context sizes."""
+    queries: int = QUERIES
+    """How many states are looked at; their neighbours are sought in all of the data."""
+    seed: int = 0
+    """Seed of that sample."""
+    out: Folder = None
+    """Write picture and numbers into this folder."""
+
+    def execute(self) -> Result | None:
+        """Measure and show."""
+        from icql.data.pictures import png
+        from icql.retrieval.coverage import coverage, draw_coverage
+
+        with Display().work("coverage, %", 100) as work:
+            found = coverage(
+                self.load(),
+                self.k,
+                queries=self.queries,
+                seed=self.seed,
+                progress=lambda label, done: work.update(int(100 * done), label),
+            )
+        result = found.as_json()
+        if self.out is not None:
+            result["picture"] = str(self.out / "coverage.png")
+            with atomic(self.out / "coverage.png") as temporary:
+                temporary.write_bytes(png(draw_coverage(found)))
+            write_json(self.out / "coverage.json", result)
+        if self.json:
+            return result
+        print(f"{found.name}: {found.verdict()}")
+        print("   k   nearest (median)   of other episodes   in steps   own episode   isolated")
+        for row in result["neighbours"]:
+            keys = ("distance", "held_out", "held_out_in_steps")
+            near, other, steps = (
+                "–" if (x := row[key]["p50"]) is None else f"{x:.3g}" for key in keys
+            )
+            print(
+                f"{row['k']:>4}   {near:>16}   {other:>17}   {steps:>8}   "
+                f"{row['own_episode']:>11.0%}   {row['isolated']:>8.0%}"
+            )
+        if self.out is not None:
+            print(f"written: {self.out / 'coverage.png'}, {self.out / 'coverage.json'}")
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convert(DatasetOptions):  # noqa: D101
+    __doc__ = f"""Write a dataset in another format.
+
+    The destination's name says which: {kinds(written=True)}.
+    HDF5 has D4RL's layout. What was written is read again and compared: 'identical' says whether it
+    gives the same transitions.
+
+    NAME.icql is a store: transitions in plain NPY files that training maps into memory, so that
+    they may be many times larger than it. HDF5, NPZ, CSV and Parquet are read, validated and
+    written block by block; --memory is what that may take.
+    """
+
+    destination: tyro.conf.Positional[str]
+    """File or store to write, or minari:ID."""
+    force: Flag = False
+    """Replace the destination if it exists."""
+    memory: str | None = None
+    """Memory to make a store with, e.g. 500MB; by default half of the machine's. Pages of mapped
+    files are the system's cache and do not count; some bytes a row are needed."""
+
+    def execute(self) -> Result | None:
+        """Convert and compare."""
+        done = convert(
+            self.dataset,
+            self.destination,
+            task=self.task,
+            columns=self.columns,
+            force=self.force,
+            memory=None if self.memory is None else read_size(self.memory, where="--memory"),
+        )
+        for warning in done["warnings"]:
+            Display().say(warning)
+        if self.json:
+            return done
+        print(f"{self.destination}: {done['transitions']:,} transitions")
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetch(Options):
+    """Fetch a D4RL dataset into the user's cache, or a Minari dataset into Minari's.
+
+    A fetch that broke off goes on where it stopped. ICQL_D4RL_URL names a mirror, ICQL_CACHE
+    another folder.
+    """
+
+    name: tyro.conf.Positional[str]
+    """D4RL name, e.g. hopper-medium-v2, or minari:ID."""
+    sha256: str | None = None
+    """What the file must hash to."""
+    force: Flag = False
+    """Fetch it even if it is there."""
+
+    def execute(self) -> Result | None:
+        """Fetch, with a bar."""
+        name = self.name
+        if name.startswith(PREFIX):
+            if self.sha256 is not None:
+                raise UserError("Minari datasets have no checksum to compare.", where="--sha256")
+            fetch_minari(name.removeprefix(PREFIX))
+            result: Result = {"name": name, "path": None}
+        else:
+            url = url_of(name)
+            with bars() as show:
+                path = fetch(
+                    name,
+                    sha256=self.sha256,
+                    force=self.force,
+                    progress=lambda done, of: show(f"kB of {name}", done // 1000, of // 1000, ""),
+                )
+            result = {"name": name, "path": str(path), "url": url, "bytes": path.stat().st_size}
+        if self.json:
+            return result
+        print(result["path"] or name)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collect(Options):
+    """Make a dataset with online SAC by D4RL's protocol.
+
+    medium is the policy at a third of expert performance, medium-replay everything seen until then.
+    Writes RECIPE-LEVEL.npz and its provenance. A call that was stopped goes on where it stopped;
+    all levels of one recipe and seed share one training run, whose final critic is the Q oracle.
+    """
+
+    recipe: tyro.conf.Positional[str]
+    """hopper, walker2d or halfcheetah."""
+    out: Path
+    """Folder of the dataset."""
+    level: Level = "medium-replay"
+    """Which dataset."""
+    steps: int | None = None
+    """Environment steps of SAC; by default the recipe's."""
+    seed: int | None = None
+    """Seed; by default the recipe's."""
+    transitions: int | None = None
+    """Steps that each sampled policy contributes; by default the recipe's."""
+    work: Path | None = None
+    """Folder of the training run; by default in --out."""
+
+    def execute(self) -> Result | None:
+        """Collect, with bars."""
+        for name, value in (("steps", self.steps), ("transitions", self.transitions)):
+            if value is not None and value < 1:
+                raise UserError("must be at least 1.", where=f"--{name}")
+
+        from icql.online import collect
+
+        with bars() as show:
+
+            def progress(now: Progress) -> None:
+                note = f"{now.steps_per_second:,.0f}/s"
+                if now.evaluation is not None:
+                    note += f", return {now.evaluation.mean:,.0f}"
+                show(now.label, now.step, now.steps, note)
+
+            path = collect(
+                self.recipe,
+                self.level,
+                self.out,
+                work=self.work,
+                steps=self.steps,
+                seed=self.seed,
+                transitions=self.transitions,
+                progress=progress,
+            )
+        provenance = read_json(path.with_suffix(".json"))
+        if self.json:
+            return {"path": str(path), **provenance}
+        score = provenance["normalized_score"]["mean"]
+        print(f"{path}: {provenance['steps']:,} steps, mean score {score:.1f}")
+        return None
+
+
+@contextmanager
+def bars() -> Iterator[Show]:
+    """Show one bar after another: a new one where the label changes."""
+    display, label = Display(), ""
+    work: Work | None = None
+
+    def show(now: str, done: int, total: int, note: str) -> None:
+        nonlocal label, work
+        if work is None or now != label:
+            shown.close()
+            label, work = now, shown.enter_context(display.work(now, total))
+            work.start_at(done)
+        work.update(done, note)
+
+    with ExitStack() as shown:
+        yield show

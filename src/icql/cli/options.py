@@ -1,0 +1,30 @@
+"""What every command is: options that are parsed, then executed."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Self
+
+import tyro
+
+Flag = tyro.conf.FlagCreatePairsOff[bool]
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ABC):
+    """The options of a command; its docstring is the help."""
+
+    json: Flag = False
+    """Print one JSON object on standard output."""
+
+    @classmethod
+    def parse(cls, prog: str, argv: list[str]) -> Self:
+        """Read the options from the command line."""
+        return tyro.cli(cls, prog=prog, description=inspect.getdoc(cls), args=argv)
+
+    @abstractmethod
+    def execute(self) -> Result | None:
+        """Do it; return what `--json` prints, or None where the result has been printed."""

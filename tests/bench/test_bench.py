@@ -17,10 +17,9 @@ from icql.bench.speed import flops_of_update, made_up_data, paper_costs
 from icql.cli import main
 from icql.errors import UserError
 from icql.settings.algorithms import BCSettings
-from icql.training import memory
+from icql.training import loop as loops
 from icql.training.device import DeviceData, fit_normaliser, to_device
-from icql.training.loop import Loop
-from icql.training.memory import MemoryNeed, check_memory, memory_of
+from icql.training.loop import Loop, MemoryNeed, check_memory, memory_of
 
 OBS, ACT = 5, 2
 
@@ -88,11 +87,11 @@ def test_a_run_that_does_not_fit_is_refused_before_it_runs(data, monkeypatch):
     states = loop.init()
     needed = check_memory(loop, states)
     assert needed == memory_of(loop, states)
-    monkeypatch.setattr(memory, "free_memory", lambda device: needed.work - 1)
+    monkeypatch.setattr(loops, "free_memory", lambda device: needed.work - 1)
     with pytest.raises(UserError, match=r"3 seed.* free") as refused:
         check_memory(loop, states)
     assert "--seeds" in refused.value.fix
-    monkeypatch.setattr(memory, "free_memory", lambda device: None)  # not known: not refused
+    monkeypatch.setattr(loops, "free_memory", lambda device: None)  # not known: not refused
     check_memory(loop, states)
 
 
@@ -115,9 +114,9 @@ def test_free_memory_of_devices():
         def memory_stats(self) -> dict[str, int]:
             return {"bytes_limit": 100, "bytes_in_use": 30}
 
-    assert memory.free_memory(Device()) == 70  # type: ignore[arg-type]
+    assert loops.free_memory(Device()) == 70  # type: ignore[arg-type]
     Device.memory_stats = lambda self: None  # type: ignore[method-assign, assignment, return-value]
-    assert memory.free_memory(Device()) is None  # type: ignore[arg-type]
+    assert loops.free_memory(Device()) is None  # type: ignore[arg-type]
 
 
 # --- the command --------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ class Streamed:
     sizes: tuple[int, int]  # rows that they can ask for, and rows behind those
     _part: tuple[int, DeviceData] | None = None
 
-    def at(self, streams: Keys, step: int, size: int) -> tuple[DeviceData, float]:
+    def at(self, streams: Keys, step: int, size: int) -> tuple[DeviceData, int]:
         """Return the data that update `step` needs, and the update up to which it serves."""
         begin = step - step % self.updates
         if self._part is None or self._part[0] != begin:

@@ -86,10 +86,10 @@ def test_a_row_passes_the_files_that_the_page_lists(tmp_path):
 
     def watch(frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(str(SRC)) and code.co_name[0] != "<":
-            # class bodies run when a file is imported, before any row has come
-            if code.co_flags & 0x2:  # a function, which has local variables of its own
-                seen.add(Path(code.co_filename).relative_to(SRC).as_posix())
+        # class bodies run when a file is imported, before any row has come: functions alone count
+        function = bool(code.co_flags & 0x2) and not code.co_name.startswith("<")
+        if event == "call" and function and code.co_filename.startswith(str(SRC)):
+            seen.add(Path(code.co_filename).relative_to(SRC).as_posix())
 
     small = {"batch_size": 4, "hidden": [4, 4], "context.k": 3, "local.layers": 2}
     sys.setprofile(watch)

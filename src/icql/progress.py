@@ -24,7 +24,6 @@ class Display:
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.live = self.console.is_terminal and not quiet
-        self._quiet = quiet
 
     def say(self, message: str) -> None:
         """Print one line."""
@@ -42,29 +41,26 @@ class Work:
         self._display, self._label, self._total = display, label, total
         self._begin = self._spoken = time.monotonic()
         self._first = 0
-        self._bar: Progress | None = None
-        if display.live:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-                console=display.console,
-                transient=True,
-            )
-            self._task = self._bar.add_task(label, total=total, note="")
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=display.console,
+            transient=True,
+            disable=not display.live,
+        )
+        self._task = self._bar.add_task(label, total=total, note="")
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
     def start_at(self, done: int) -> None:
         """Leave out of the rate what an earlier run has done."""
@@ -72,13 +68,12 @@ class Work:
 
     def update(self, done: int, note: str = "") -> None:
         """Say that `done` of the steps are done."""
-        if self._bar is not None:
+        if self._display.live:
             self._bar.update(self._task, completed=done, note=note)
             return
         now = time.monotonic()
-        if now - self._spoken < PLAIN_SECONDS and done < self._total:
-            return
-        if now - self._begin < 2.0:  # too short to be worth a line
+        waits = now - self._spoken < PLAIN_SECONDS and done < self._total
+        if waits or now - self._begin < 2.0:  # too short to be worth a line
             return
         self._spoken = now
         rate = (done - self._first) / max(now - self._begin, 1e-9)

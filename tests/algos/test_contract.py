@@ -28,11 +28,10 @@ from icql.progress import Display
 from icql.settings.change import override
 from icql.settings.grid import Member
 from icql.settings.run import Precision
-from icql.training.checkpoint import Checkpoints
+from icql.training.desk import Checkpoints, check_finite
 from icql.training.device import fit_normaliser, to_device
 from icql.training.loop import Loop
 from icql.training.trainer import find_contexts
-from icql.training.watch import check_finite
 from icql.weights import load_weights, named_arrays, save_weights, tree_hash
 
 OBS, ACT, EPISODES, LENGTH = 4, 2, 10, 20

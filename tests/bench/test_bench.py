@@ -18,10 +18,9 @@ from icql.bench.speed import flops_of_update, made_up_data, paper_costs
 from icql.cli import main
 from icql.errors import UserError
 from icql.settings.algorithms import BCSettings
-from icql.training import memory
+from icql.training import loop as loops
 from icql.training.device import DeviceData, fit_normaliser, to_device
-from icql.training.loop import Loop
-from icql.training.memory import MemoryNeed, check_memory, memory_of
+from icql.training.loop import Loop, MemoryNeed, check_memory, memory_of
 
 OBS, ACT = 5, 2
 
@@ -89,11 +88,11 @@ def test_a_run_that_does_not_fit_is_refused_before_it_runs(data, monkeypatch):
     states = loop.init()
     needed = check_memory(loop, states)
     assert needed == memory_of(loop, states)
-    monkeypatch.setattr(memory, "free_memory", lambda device: needed.work - 1)
+    monkeypatch.setattr(loops, "free_memory", lambda device: needed.work - 1)
     with pytest.raises(UserError, match=r"3 seed.* free") as refused:
         check_memory(loop, states)
     assert "--seeds" in refused.value.fix
-    monkeypatch.setattr(memory, "free_memory", lambda device: None)  # not known: not refused
+    monkeypatch.setattr(loops, "free_memory", lambda device: None)  # not known: not refused
     check_memory(loop, states)
 
 
@@ -112,9 +111,9 @@ def test_the_loop_reuses_the_program_that_was_asked_about(data, monkeypatch):
 def test_free_memory_of_devices():
     device = Mock(spec=jax.Device, platform="gpu")
     device.memory_stats.return_value = {"bytes_limit": 100, "bytes_in_use": 30}
-    assert memory.free_memory(device) == 70
+    assert loops.free_memory(device) == 70
     device.memory_stats.return_value = None
-    assert memory.free_memory(device) is None
+    assert loops.free_memory(device) is None
 
 
 # --- the command --------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def killed(*_: Any) -> None:
+    def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     out = tmp_path / "run"
@@ -152,7 +152,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     err = capsys.readouterr().err
     assert f"run: {out}\n" in err
     assert err.endswith(f"icql: interrupted. 'icql train --resume --out {out}' goes on.\n")
-    monkeypatch.setattr("icql.training.trainer.load_valid", killed)  # nothing to go on with
+    monkeypatch.setattr("icql.training.trainer.examine", killed)  # nothing to go on with
     assert main([*options, "--out", str(tmp_path / "other")]) == 130
     assert capsys.readouterr().err == "icql: interrupted.\n"
 

@@ -21,9 +21,9 @@ from icql.algos.iql import IQL
 from icql.errors import UserError
 from icql.settings.algorithms import IQLSettings
 from icql.settings.grid import Member
+from icql.training.desk import Watch
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
-from icql.training.watch import Watch
 
 TINY = {
     "batch_size": 32,
@@ -244,7 +244,7 @@ def test_without_a_task_there_is_no_score(data, tmp_path):
 
 
 def test_a_run_that_does_not_fit_is_refused(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("icql.training.memory.free_memory", lambda device: 1000)
+    monkeypatch.setattr("icql.training.loop.free_memory", lambda device: 1000)
     with pytest.raises(icql.UserError, match=r"an update needs .* the device has 1,000 B free"):
         icql.train(
             "bc", dataset=str(data), out=tmp_path / "run", settings={"hidden": [8]}, quiet=True

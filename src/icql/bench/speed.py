@@ -29,8 +29,7 @@ from icql.settings.data import ContextSettings, Engine
 from icql.settings.fields import Count, Positive, Settings
 from icql.settings.run import Precision
 from icql.training.device import DeviceData, fit_normaliser, to_device
-from icql.training.loop import Loop
-from icql.training.memory import MemoryNeed, memory_of
+from icql.training.loop import Loop, MemoryNeed, memory_of
 
 TASK = "walker2d-medium-expert-v2"  # whose settings the paper's cost table is for
 EPISODE = 1000  # steps of a made-up episode

@@ -6,18 +6,18 @@ name only when it is whole, and lies beside a record of its address, size and SH
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
 import shutil
 import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 from icql.data.tasks import get_task, is_task, list_tasks
 from icql.errors import UserError, nearest
@@ -31,13 +31,7 @@ WAIT = 1.0  # seconds before the first new attempt; doubled with each
 CHUNK = 2**18
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
-_CONNECTION = (
-    urllib.error.URLError,
-    http.client.HTTPException,
-    ssl.SSLError,
-    ConnectionError,
-    TimeoutError,
-)
+_CONNECTION = (URLError, HTTPException, ssl.SSLError, ConnectionError, TimeoutError)
 Listener = Callable[[int, int], None]  # bytes done, bytes in all (0 where the server is silent)
 
 
@@ -67,11 +61,7 @@ def url_of(name: str) -> str:
 
 
 def fetch(
-    name: str,
-    *,
-    sha256: str | None = None,
-    force: bool = False,
-    progress: Listener | None = None,
+    name: str, *, sha256: str | None = None, force: bool = False, progress: Listener | None = None
 ) -> Path:
     """Fetch a D4RL dataset into the cache, unless it is there and intact; returns its path.
 
@@ -110,8 +100,7 @@ def fetch(
                 where=url,
                 fix=f"A proxy may have answered instead, or {BASE_VARIABLE} is wrong.",
             )
-    record = {"url": url, "bytes": part.stat().st_size, "sha256": digest}
-    write_json(_record(path), record)
+    write_json(_record(path), {"url": url, "bytes": part.stat().st_size, "sha256": digest})
     os.replace(part, path)
     _discard(part)
     return path
@@ -162,8 +151,7 @@ def _continue(url: str, part: Path, progress: Listener | None) -> None:
     if offset:
         headers |= {"Range": f"bytes={offset}-", "If-Range": str(known["version"])}
     try:
-        request = urllib.request.Request(url, headers=headers)
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        with urlopen(Request(url, headers=headers), timeout=TIMEOUT) as response:
             start, total = _understand(response, offset)
             free = shutil.disk_usage(part.parent).free
             if total - start > free:
@@ -176,7 +164,7 @@ def _continue(url: str, part: Path, progress: Listener | None) -> None:
                 part.unlink(missing_ok=True)
                 write_json(_record(part), {"url": url, "version": _version(response)})
             _append(response, part, start, total, progress)
-    except urllib.error.HTTPError as error:
+    except HTTPError as error:
         if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{offset}":
             return  # all of it was there already
         if error.code == 416:

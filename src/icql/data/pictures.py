@@ -63,6 +63,17 @@ def sampled_map(data: Transitions) -> tuple[Array, Array]:
     return state_map(data.states[rows]), returns_at(rows, data.rewards, data.episode)
 
 
+def draw_map(axes: Any, data: Transitions, label: str) -> None:
+    """The state map on the given axes, coloured by the return that followed, high ones on top."""
+    plane, colour = sampled_map(data)
+    low, high = np.percentile(colour, [2, 98])
+    order, size = np.argsort(colour, kind="stable"), float(np.clip(40_000 / len(colour), 2, 20))
+    style: Any = {"s": size, "lw": 0, "cmap": "viridis", "vmin": low, "vmax": high}
+    dots = axes.scatter(*plane[order].T, c=colour[order], **style)
+    axes.figure.colorbar(dots, ax=axes, label=label)
+    axes.set(xlabel="first principal direction", ylabel="second")
+
+
 def returns_at(
     rows: NDArray[np.int64], rewards: NDArray[np.floating], episode: NDArray[np.integer]
 ) -> Array:

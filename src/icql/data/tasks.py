@@ -140,37 +140,26 @@ _KITCHEN = _task(
     "kitchen", "FrankaKitchen-v1", 0.0, 4.0, 280, domain="kitchen", kitchen_tasks=_SLIDE
 )
 
+_GYM, _HAND = "gym_mujoco_v2/{name}_{level}.hdf5", "hand_dapg_v1/{name}-{level}.hdf5"
+_SLIDER = "kitchen_microwave_kettle_light_slider-v0.hdf5"
+_BOTTOM = "kitchen_microwave_kettle_bottomburner_light-v0.hdf5"
+
+
+def _levels(expert: int, medium: int, replay: int) -> dict[str, int]:
+    return {"medium-expert-v2": expert, "medium-v2": medium, "medium-replay-v2": replay}
+
+
 # What variants share, D4RL's file of a variant, and how many transitions the paper counts in each.
 _PAPER: tuple[tuple[Task, str, dict[str, int]], ...] = (
-    (
-        _WALKER,
-        "gym_mujoco_v2/walker2d_{}.hdf5",
-        {"medium-expert-v2": 1_998_318, "medium-v2": 999_322, "medium-replay-v2": 301_698},
-    ),
-    (
-        _HOPPER,
-        "gym_mujoco_v2/hopper_{}.hdf5",
-        {"medium-expert-v2": 1_998_966, "medium-v2": 999_998, "medium-replay-v2": 401_598},
-    ),
-    (
-        _CHEETAH,
-        "gym_mujoco_v2/halfcheetah_{}.hdf5",
-        {"medium-expert-v2": 1_998_000, "medium-v2": 999_000, "medium-replay-v2": 201_798},
-    ),
-    (_PEN, "hand_dapg_v1/pen-{}.hdf5", {"human-v1": 4_975, "cloned-v1": 496_264}),
-    (_HAMMER, "hand_dapg_v1/hammer-{}.hdf5", {"human-v1": 11_285, "cloned-v1": 996_394}),
-    (_DOOR, "hand_dapg_v1/door-{}.hdf5", {"human-v1": 6_704, "cloned-v1": 995_642}),
-    (
-        _KITCHEN,
-        "kitchen/mini_kitchen_microwave_kettle_light_slider-v0.hdf5",
-        {"complete-v0": 3_679},
-    ),
-    (_KITCHEN, "kitchen/kitchen_microwave_kettle_light_slider-v0.hdf5", {"partial-v0": 136_937}),
-    (
-        replace(_KITCHEN, kitchen_tasks=_BURNER),
-        "kitchen/kitchen_microwave_kettle_bottomburner_light-v0.hdf5",
-        {"mixed-v0": 136_937},
-    ),
+    (_WALKER, _GYM, _levels(1_998_318, 999_322, 301_698)),
+    (_HOPPER, _GYM, _levels(1_998_966, 999_998, 401_598)),
+    (_CHEETAH, _GYM, _levels(1_998_000, 999_000, 201_798)),
+    (_PEN, _HAND, {"human-v1": 4_975, "cloned-v1": 496_264}),
+    (_HAMMER, _HAND, {"human-v1": 11_285, "cloned-v1": 996_394}),
+    (_DOOR, _HAND, {"human-v1": 6_704, "cloned-v1": 995_642}),
+    (_KITCHEN, f"kitchen/mini_{_SLIDER}", {"complete-v0": 3_679}),
+    (_KITCHEN, f"kitchen/{_SLIDER}", {"partial-v0": 136_937}),
+    (replace(_KITCHEN, kitchen_tasks=_BURNER), f"kitchen/{_BOTTOM}", {"mixed-v0": 136_937}),
 )
 
 _TASKS: dict[str, Task] = {}
@@ -182,7 +171,9 @@ for _base, _file, _variants in _PAPER:
                 _base,
                 name=f"{_base.name}-{_variant}",
                 transitions=_count,
-                d4rl_file=_file.format(f"{_level.replace('-', '_')}-{_version}"),
+                d4rl_file=_file.format(
+                    name=_base.name, level=f"{_level.replace('-', '_')}-{_version}"
+                ),
             )
         )
 for _base in (_WALKER, _HOPPER, _CHEETAH):  # data of no published level, as `data collect` makes it

@@ -61,11 +61,6 @@ class IQLSettings(CriticSettings):
     policy_dropout: BelowOne = 0.0
     """Dropout in the policy during training."""
 
-    @property
-    def scheduled_by(self) -> str | None:
-        """A cosine ends with the planned steps."""
-        return "cosine_policy" if self.cosine_policy else None
-
 
 @dataclass(frozen=True)
 class TD3BCSettings(DelayedSettings):
@@ -140,11 +135,6 @@ class DMGSettings(DelayedSettings):
     """Upper limit of the cloning weights exp(β A)."""
     cosine_policy: bool = True
     """Decay the policy's learning rate to zero over the run by a cosine."""
-
-    @property
-    def scheduled_by(self) -> str | None:
-        """A cosine ends with the planned steps."""
-        return "cosine_policy" if self.cosine_policy else None
 
 
 @dataclass(frozen=True)
@@ -260,11 +250,6 @@ class DTSettings(AlgorithmSettings):
                 where="data.reward_scale",
                 fix="Scale returns-to-go with return_scale instead.",
             )
-
-    @property
-    def scheduled_by(self) -> str | None:
-        """A cosine ends with the planned steps."""
-        return "cosine" if self.cosine else None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Settings by their dotted names: read, changed, recorded, read back, compared."""
+"""Settings by their dotted names: read, changed, recorded, read back."""
 
 from __future__ import annotations
 
@@ -64,17 +64,6 @@ def read_back(defaults: S, recorded: Mapping[str, Any], *, where: str) -> S:
             where=where,
             fix="Its 'versions' say which one wrote it.",
         ) from None
-
-
-def difference(before: Any, now: Any, name: str) -> str | None:
-    """Say which entry of two records differs first; None where they are equal."""
-    if before == now:
-        return None
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted(before.keys() | now.keys()):
-            if before.get(key) != now.get(key):
-                return difference(before.get(key), now.get(key), f"{name}.{key}".lstrip("."))
-    return f"{name} was {before!r}, now {now!r}"
 
 
 def _typed(current: Any, value: Any, name: str) -> Any:

@@ -24,7 +24,8 @@ class AlgorithmSettings(Settings):
     @property
     def scheduled_by(self) -> str | None:
         """The setting that ties updates to the number of steps that is planned, if one does."""
-        return None
+        cosines = ("cosine", "cosine_policy")  # which end with the planned steps
+        return next((name for name in cosines if getattr(self, name, False)), None)
 
 
 @dataclass(frozen=True)

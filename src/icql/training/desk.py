@@ -6,34 +6,41 @@ One process of a run sits at the desk; the others, if there are any, only comput
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 
-from icql.algos.base import HasCritics
+from icql.algos.base import Algorithm, HasCritics
 from icql.data.tasks import Task
 from icql.data.transitions import Transitions
+from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool, evaluate_policies
 from icql.files import write_json
 from icql.nn.policies import Standardised
 from icql.progress import Display
 from icql.retrieval import Neighbours
-from icql.training.checkpoint import Checkpoints
+from icql.settings.grid import Member
 from icql.training.device import Normaliser
 from icql.training.loop import Loop
 from icql.training.plan import Plan
 from icql.training.plots import draw_run
 from icql.training.run_folder import MetricLog, RunFolder
-from icql.training.watch import Watch
+from icql.training.vary import vary
 from icql.weights import save_weights, tree_hash
 
 PROBE = 256  # transitions that diagnostics look at, the same ones every time
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Prepared:
     """What was found to fit together before the first update."""
 
@@ -233,3 +240,109 @@ def _scores(evaluations: list[dict[str, Any]], seeds: slice) -> dict[str, Any]:
         "returns": evaluations[-1]["returns"][seeds],
         "best": {"mean": means[best], "step": evaluations[best]["step"]},
     }
+
+
+def check_finite(
+    metrics: Mapping[str, Any], members: Sequence[Member], step: int, remedies: Sequence[str]
+) -> None:
+    """Stop with a clear message where training has diverged; `remedies` are the algorithm's."""
+    for name, values in metrics.items():
+        bad = ~np.isfinite(values)
+        if bad.any():
+            label = members[int(np.argmax(bad))].label
+            raise UserError(
+                f"training diverged: {name} of {label} is not finite before update {step:,}.",
+                where=name,
+                fix=f"To try: {'; '.join(remedies)}. metrics.jsonl shows where it began.",
+            )
+
+
+@dataclass
+class Watch:
+    """Finds critics whose mean value is above all that rewards like the data's can add up to.
+
+    No policy has a value above max r / (1 − γ), or 0 where all rewards are negative. A critic
+    beyond that has run away, long before its numbers stop being finite. Values far too low are no
+    such sign: conservative methods aim at them.
+    """
+
+    algorithm: Algorithm[Any]
+    members: Sequence[Member]
+    said: bool = field(default=False, init=False)
+
+    def limit(self, member: Member) -> float:
+        """The largest value that any policy of `member` can have."""
+        algorithm = vary(self.algorithm, member.settings)
+        return algorithm.value_range()[1] if isinstance(algorithm, HasCritics) else inf
+
+    def warnings(self, metrics: Mapping[str, Any]) -> list[str]:
+        """One sentence for each member whose mean Q is beyond the limit."""
+        return [
+            f"the mean Q of {member.label} is {value:.4g}, but no policy can have more than "
+            f"{self.limit(member):.4g} (largest reward / (1 − γ)): its critic has run away. "
+            f"To try: {'; '.join(self.algorithm.remedies)}."
+            for member, value in zip(self.members, metrics.get("q", ()), strict=False)
+            if value > self.limit(member)
+        ]
+
+    def first(self, metrics: Mapping[str, Any]) -> str | None:
+        """The first such sentence of the run, once."""
+        found = [] if self.said else self.warnings(metrics)
+        self.said = self.said or bool(found)
+        return found[0] if found else None
+
+
+class Checkpoints:
+    """Saves and restores stacked training states by step."""
+
+    def __init__(self, path: Path) -> None:
+        logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every save there
+        self.path = path
+        # in a group of processes only this one saves, and waits for no other
+        own = {jax.process_index()} if jax.process_count() > 1 else None
+        alone = ocp.options.MultiprocessingOptions(active_processes=own)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=2, create=False, multiprocessing_options=alone
+        )
+        path.mkdir(parents=True, exist_ok=True)
+        self._manager = ocp.CheckpointManager(path.absolute(), options=options)
+
+    @property
+    def latest(self) -> int | None:
+        """The newest complete step."""
+        step: int | None = self._manager.latest_step()
+        return step
+
+    def save(self, step: int, states: Any) -> None:
+        """Write in the background; a kill before it is complete leaves the previous one."""
+        if step not in self._manager.all_steps():
+            leaves = _leaves(states)
+            if jax.process_count() > 1:  # of a group Orbax takes arrays of all, or none of JAX's
+                leaves = jax.device_get(leaves)
+            self._manager.save(step, args=ocp.args.StandardSave(leaves))
+
+    def restore(self, step: int, like: Any) -> Any:
+        """Read the states saved at `step` into the shape of `like`."""
+        leaves = jax.eval_shape(lambda: _leaves(like))
+        try:
+            stored = self._manager.restore(step, args=ocp.args.StandardRestore(leaves))
+        except (ValueError, KeyError, FileNotFoundError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"the checkpoint of step {step} cannot be restored ({reason}).",
+                where=str(self.path),
+                fix="Delete that step's folder to resume from the one before.",
+            ) from error
+        arrays, static = eqx.partition(like, eqx.is_array)
+        structure = jax.tree.structure(arrays)
+        return eqx.combine(jax.tree.unflatten(structure, list(stored.values())), static)
+
+    def close(self) -> None:
+        """Wait until everything is on disk."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def _leaves(states: Any) -> dict[str, Any]:
+    """Arrays by their place in the tree: Orbax needs plain containers."""
+    return {f"{i:05d}": x for i, x in enumerate(jax.tree.leaves(eqx.filter(states, eqx.is_array)))}

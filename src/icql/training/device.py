@@ -59,12 +59,11 @@ class DeviceData(eqx.Module):
 
     All of the data, or the part that some updates need (`icql.training.stream`): then `ids` says
     which of its rows are here, in ascending order, and can be asked for; rows behind them are
-    reached through the tables only, and tables, like `episodes`, count rows as they stand here.
+    reached through `tables` only, which, like `episodes`, count rows as they stand here.
     """
 
     rows: Float[Array, "n width"]  # s, a, r, s', a', mask side by side: one gather per batch
-    neighbours: Int[Array, "n k"] | None
-    neighbours_next: Int[Array, "n k"] | None
+    tables: tuple[Int[Array, "m k"], ...]  # neighbours of s and of s', or nothing
     observation_dim: int = eqx.field(static=True)
     action_dim: int = eqx.field(static=True)
     total: int = eqx.field(static=True)  # rows of the whole data
@@ -89,13 +88,8 @@ class DeviceData(eqx.Module):
             index = jnp.searchsorted(self.ids, index)
         if self.episodes is not None:
             return Batch(self.take(index), window=self.window(index))
-        if self.neighbours is None or self.neighbours_next is None:
-            return Batch(self.take(index))
-        return Batch(
-            self.take(index),
-            self.take(self.neighbours[index]),
-            self.take(self.neighbours_next[index]),
-        )
+        near: Any = [self.take(table[index]) for table in self.tables]
+        return Batch(self.take(index), *near)
 
     def window(self, index: Int[Array, " batch"]) -> Window:
         """Return the steps of the episode that begin at the row which stands at each index."""
@@ -158,8 +152,7 @@ def to_device(
     episodes = None if length is None else find_episodes(data, normaliser.reward_scale, length)
     return DeviceData(
         jnp.asarray(pack(data, normaliser)),
-        None if neighbours is None else jnp.asarray(neighbours.state, jnp.int32),
-        None if neighbours is None else jnp.asarray(neighbours.next_state, jnp.int32),
+        tuple(jnp.asarray(table, jnp.int32) for table in tables_of(neighbours)),
         data.observation_dim,
         data.action_dim,
         len(data),
@@ -167,11 +160,15 @@ def to_device(
     )
 
 
+def tables_of(neighbours: Neighbours | None) -> tuple[NDArray[np.int32], ...]:
+    """The rows of each state's context and of each next state's; nothing without contexts."""
+    return () if neighbours is None else (neighbours.state, neighbours.next_state)
+
+
 def unpack(rows: Float[Array, "... width"], o: int, a: int) -> Transition:
     """Return packed rows as transitions with states of `o` and actions of `a` numbers."""
-    s, action, r, s_next, a_next, mask = jnp.split(
-        rows, np.cumsum([o, a, 1, o, a]).tolist(), axis=-1
-    )
+    edges = np.cumsum([o, a, 1, o, a]).tolist()
+    s, action, r, s_next, a_next, mask = jnp.split(rows, edges, axis=-1)
     return Transition(s, action, r[..., 0], s_next, a_next, mask[..., 0])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from icql.data import Transitions
-from icql.data.pictures import BLUE, GREY, sampled_map
+from icql.data.pictures import BLUE, GREY, draw_map
 from icql.files import atomic, read_json
 from icql.retrieval import Neighbours
 from icql.settings.grid import combinations, say_settings
@@ -95,12 +95,7 @@ def _layers(ax: Any, look: dict[str, Any]) -> None:
 
 
 def _state_map(ax: Any, data: Transitions) -> None:
-    """States on their two principal directions, coloured by the return that followed."""
-    plane, colour = sampled_map(data)
-    low, high = np.percentile(colour, [2, 98])
-    dots = ax.scatter(*plane.T, c=colour, s=2, lw=0, cmap="viridis", vmin=low, vmax=high)
-    ax.figure.colorbar(dots, ax=ax, label="discounted return that followed")
-    ax.set(xlabel="first principal direction", ylabel="second")
+    draw_map(ax, data, "discounted return that followed")
     ax.set_title(f"{data.info.name}: {len(data):,} transitions", loc="left")
 
 

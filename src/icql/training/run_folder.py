@@ -90,10 +90,6 @@ class RunFolder:
             raise UserError("is not a JSON object.", where=str(self.manifest_path))
         return content
 
-    def record(self, changes: Mapping[str, Any]) -> None:
-        """Change what was asked: a run that goes on may become longer, and its data may move."""
-        write_json(self.manifest_path, {**self.manifest, **changes})
-
     def check_data(self, data: Transitions) -> None:
         """Refuse data that the run was not made on; where it lies does not matter."""
         before, now = self.manifest["data_hash"], data.content_hash()

@@ -9,6 +9,7 @@ ever and looks up where its rows stand: it computes the same bits as with all th
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,10 +34,11 @@ from icql.training.device import (
     find_episodes,
     pack,
     row_width,
+    tables_of,
     to_device,
 )
 
-Ids = NDArray[np.int64]
+Ids = NDArray[np.integer]
 
 HELD = 5  # parts in memory: on the device those of now and next, the one being made, its rows' ids
 DEVICE_SHARE = 0.5  # of a device's memory that data may take; networks and batches need the rest
@@ -75,56 +77,45 @@ def feed(
     Raises:
         UserError: if what a single update needs is beyond `memory`.
     """
-    limit = min(memory_limit() if memory is None else memory, device_memory())
-    length = algorithm.needs.length
-    tables = 0 if neighbours is None else 2 * neighbours.state.shape[1]
-    needed = 4 * len(data) * (row_width(data) + tables + (0 if length is None else 4))
-    if 2 * needed <= limit:  # once while it is packed and once on the device
+    stats = jax.local_devices()[0].memory_stats() or {}  # a device may not say what it has
+    device = DEVICE_SHARE * stats.get("bytes_limit", math.inf)
+    limit = min(memory_limit() if memory is None else memory, device)
+    length, near = algorithm.needs.length, sum(t.shape[1] for t in tables_of(neighbours))
+    extra = near + 4 * bool(length)  # numbers of a row beside the packed ones
+    if 8 * len(data) * (row_width(data) + extra) <= limit:  # while it is packed and on the device
         return to_device(data, normaliser, neighbours, length=length)
-    return Streamed(algorithm, data, normaliser, neighbours, seeds=seeds, memory=int(limit))
+    rows = seeds * rows_per_update(algorithm)
+    asked, behind = rows * (length or 1), rows * near
+    nbytes = HELD * 4 * ((asked + behind) * row_width(data) + asked * (extra + 1))
+    updates = int(limit) // nbytes
+    if not updates:
+        raise UserError(
+            f"what one update needs at a time takes {say_size(nbytes)}, over the budget of "
+            f"{say_size(int(limit))}.",
+            where="memory",
+            fix="Allow more, or take fewer seeds, a smaller batch or a smaller context.",
+        )
+    episodes = None
+    if length is not None:
+        with scratch(default_cache_dir()) as room:  # what is mapped outlives its folder
+            episodes = find_episodes(data, normaliser.reward_scale, length, room)
+    sizes = updates * asked, updates * behind
+    return Streamed(data, normaliser, tables_of(neighbours), episodes, updates, sizes)
 
 
-def device_memory() -> float:
-    """Bytes of the device that data may take; infinite where it does not say what it has."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return DEVICE_SHARE * stats.get("bytes_limit", math.inf)
-
-
+@dataclass
 class Streamed:
     """Data that stays on disk; `at` fetches what some updates need (see the top of this file)."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm[Any],
-        data: Transitions,
-        normaliser: Normaliser,
-        neighbours: Neighbours | None,
-        *,
-        seeds: int,
-        memory: int,
-    ) -> None:
-        self.data, self.normaliser, self.neighbours = data, normaliser, neighbours
-        self.episodes: Episodes | None = None
-        length = algorithm.needs.length
-        if length is not None:
-            with scratch(default_cache_dir()) as room:  # what is mapped outlives its folder
-                self.episodes = find_episodes(data, normaliser.reward_scale, length, room)
-        rows = seeds * rows_per_update(algorithm)
-        k = 0 if neighbours is None else neighbours.state.shape[1]
-        asked, behind = rows * (length or 1), rows * 2 * k
-        nbytes = 4 * ((asked + behind) * row_width(data) + asked * (2 * k + 1 + 4 * bool(length)))
-        self.updates = memory // (HELD * nbytes)
-        if not self.updates:
-            raise UserError(
-                f"what one update needs at a time takes {say_size(HELD * nbytes)}, over the budget "
-                f"of {say_size(memory)}.",
-                where="memory",
-                fix="Allow more, or take fewer seeds, a smaller batch or a smaller context.",
-            )
-        self.sizes = (self.updates * asked, self.updates * behind)
-        self._part: tuple[int, DeviceData] | None = None
+    data: Transitions
+    normaliser: Normaliser
+    tables: tuple[NDArray[np.int32], ...]
+    episodes: Episodes | None
+    updates: int  # that are served at a time
+    sizes: tuple[int, int]  # rows that they can ask for, and rows behind those
+    _part: tuple[int, DeviceData] | None = None
 
-    def at(self, streams: Keys, step: int, size: int) -> tuple[DeviceData, float]:
+    def at(self, streams: Keys, step: int, size: int) -> tuple[DeviceData, int]:
         """Return the data that update `step` needs, and the update up to which it serves."""
         begin = step - step % self.updates
         if self._part is None or self._part[0] != begin:
@@ -144,26 +135,20 @@ class Streamed:
         if self.episodes is not None:
             last = self.episodes.last[ids][:, None]
             ids = np.unique(np.minimum(ids[:, None] + np.arange(self.episodes.length), last))
-        near: list[NDArray[np.int32]] = []
-        if self.neighbours is not None:
-            near = [table[ids] for table in (self.neighbours.state, self.neighbours.next_state)]
+        near = [table[ids] for table in self.tables]
         rest = np.setdiff1d(np.concatenate([ids[:0], *(table.ravel() for table in near)]), ids)
         asked, behind = asked or len(ids), len(rest) if behind is None else behind
         rows = np.zeros((asked + behind, row_width(self.data)), np.float32)
         pack(self.data, self.normaliser, ids, rows[: len(ids)])
         pack(self.data, self.normaliser, rest, rows[asked : asked + len(rest)])
-        tables = [
-            jnp.asarray(_padded(_places(table, ids, rest, asked), asked, 0)) for table in near
-        ]
         return DeviceData(
             jnp.asarray(rows),
-            tables[0] if tables else None,
-            tables[1] if tables else None,
+            tuple(_padded(_places(table, ids, rest, asked), asked, 0) for table in near),
             self.data.observation_dim,
             self.data.action_dim,
             len(self.data),
             self._windows(ids, asked),
-            jnp.asarray(_padded(ids, asked, NOWHERE)),
+            _padded(ids, asked, NOWHERE),
         )
 
     def _windows(self, ids: Ids, asked: int) -> Episodes | None:
@@ -173,10 +158,10 @@ class Streamed:
             return None
         last = np.arange(len(ids)) + np.minimum(np.asarray(e.last[ids]) - ids, e.length - 1)
         return Episodes(
-            last=jnp.asarray(_padded(last, asked, 0)),
-            step=jnp.asarray(_padded(np.asarray(e.step[ids]), asked, 0)),
-            to_go=jnp.asarray(_padded(np.asarray(e.to_go[ids]), asked, 0)),
-            episode=jnp.asarray(_padded(np.asarray(e.episode[ids]), asked, 0)),
+            last=_padded(last, asked, 0),
+            step=_padded(np.asarray(e.step[ids]), asked, 0),
+            to_go=_padded(np.asarray(e.to_go[ids]), asked, 0),
+            episode=_padded(np.asarray(e.episode[ids]), asked, 0),
             length=e.length,
         )
 
@@ -188,7 +173,7 @@ def _draws(streams: Keys, steps: Array, size: int, total: int) -> Array:
     def one(stream: PRNGKeyArray, step: Array) -> Array:
         return draw(keys_of(stream, step)[0], size, total)
 
-    return jax.vmap(lambda stream: jax.vmap(lambda step: one(stream, step))(steps))(streams)
+    return jax.vmap(jax.vmap(one, (None, 0)), (0, None))(streams, steps)
 
 
 def _places(table: NDArray[np.int32], ids: Ids, rest: Ids, asked: int) -> Ids:
@@ -197,9 +182,9 @@ def _places(table: NDArray[np.int32], ids: Ids, rest: Ids, asked: int) -> Ids:
     return np.where(ids[first] == table, first, asked + np.searchsorted(rest, table))
 
 
-def _padded(array: NDArray[Any], rows: int, value: int) -> NDArray[Any]:
-    """`array` with `rows` rows, in the type that it has on the device."""
+def _padded(array: NDArray[Any], rows: int, value: int) -> Array:
+    """`array` on the device with `rows` rows."""
     dtype = np.float32 if array.dtype.kind == "f" else np.int32
     padded = np.full((rows, *array.shape[1:]), value, dtype)
     padded[: len(array)] = array
-    return padded
+    return jnp.asarray(padded)

@@ -18,20 +18,18 @@ from icql.data.tasks import Task, get_task
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool
-from icql.files import default_cache_dir
+from icql.files import default_cache_dir, write_json
 from icql.progress import Display
 from icql.retrieval import Neighbours, build_neighbours
-from icql.training.desk import Bystander, Desk, Prepared
+from icql.training.desk import Bystander, Desk, Prepared, check_finite
 from icql.training.device import fit_normaliser, reward_range
-from icql.training.loop import Loop, make_mesh
-from icql.training.memory import check_memory
+from icql.training.loop import Loop, check_memory, make_mesh
 from icql.training.plan import Plan
 from icql.training.processes import agree, is_first, join_group, share, stopping_together
 from icql.training.run_folder import RunFolder
 from icql.training.stream import Streamed, feed
 from icql.training.vary import check_grid, columns
 from icql.training.versions import versions
-from icql.training.watch import check_finite
 
 
 def run_training(
@@ -55,7 +53,10 @@ def run_training(
     with stopping_together():
         if is_first() and not resume:
             RunFolder.check_free(out)
-        data = load_valid(plan, display)
+        findings, _ = examine(plan.dataset, task=plan.task)
+        data = findings.usable(plan.dataset)
+        for warning in findings.warnings:
+            display.say(f"warning: {warning.message}")
         if is_first() and resume:
             RunFolder.open(out).check_data(data)
     plan = dataclasses.replace(plan, task=plan.task or data.info.task)
@@ -96,15 +97,6 @@ def drive(plan: Plan, loop: Loop, states: Any, desk: Bystander) -> Any:
     return loop.gather(states)
 
 
-def load_valid(plan: Plan, display: Display) -> Transitions:
-    """Load a dataset that may be trained on: errors stop here, warnings are said."""
-    findings, _ = examine(plan.dataset, task=plan.task)
-    data = findings.usable(plan.dataset)
-    for warning in findings.warnings:
-        display.say(f"warning: {warning.message}")
-    return data
-
-
 def prepare(
     plan: Plan, data: Transitions, display: Display, *, memory: int | None, devices: int | None
 ) -> tuple[Prepared, Any]:
@@ -126,29 +118,14 @@ def prepare(
                 fix="Train in one process, or allow enough --memory for all of the data.",
             )
         display.say(f"data: read from disk as it is needed, {fed.updates:,} updates at a time")
-    loop = Loop(
-        algorithm,
-        fed,
-        [member.seed for member in members],
-        varied=columns(members),
-        mesh=mesh,
-    )
+    seeds = [member.seed for member in members]
+    loop = Loop(algorithm, fed, seeds, varied=columns(members), mesh=mesh)
     check_grid(algorithm, plan.grid, loop.batch_shape())
     states = loop.init()
     check_memory(loop, states)
-    environments = None
-    if is_first() and task is not None and plan.run.episodes > 0:
-        environments = open_environments(task, data)
-    ready = Prepared(
-        plan=plan,
-        task=task,
-        data=data,
-        normaliser=normaliser,
-        neighbours=neighbours,
-        loop=loop,
-        environments=environments,
-    )
-    return ready, states
+    played = is_first() and task is not None and plan.run.episodes > 0
+    environments = open_environments(task, data) if played and task is not None else None
+    return Prepared(plan, task, data, normaliser, neighbours, loop, environments), states
 
 
 def find_contexts(
@@ -196,7 +173,8 @@ def open_folder(plan: Plan, data: Transitions, out: Path, *, resume: bool) -> Ru
     """
     if resume:
         folder = RunFolder.open(out)
-        folder.record({"dataset": plan.dataset, "run": dataclasses.asdict(plan.run)})
+        changes = {"dataset": plan.dataset, "run": dataclasses.asdict(plan.run)}
+        write_json(folder.manifest_path, folder.manifest | changes)
         return folder
     manifest = {
         **dataclasses.asdict(plan),

@@ -9,22 +9,13 @@ import jax
 
 from icql._version import __version__
 
-PACKAGES = (
-    "jax",
-    "jaxlib",
-    "equinox",
-    "optax",
-    "numpy",
-    "gymnasium",
-    "gymnasium-robotics",
-    "mujoco",
-)
+USED = ("jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "gymnasium-robotics", "mujoco")
 
 
 def versions() -> dict[str, str]:
     """Return version of this package, Python, the platform and every package that matters."""
     found = {"icql": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
+    for package in USED:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

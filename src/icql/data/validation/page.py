@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from icql.data.pictures import BLUE, GREY, ORANGE, figure, inline, sampled_map
+from icql.data.pictures import BLUE, GREY, ORANGE, draw_map, figure, inline
 from icql.data.tasks import Task
 from icql.data.transitions import Source, Steps, Transitions
 from icql.data.validation.findings import Finding, Findings, counted
@@ -182,14 +182,6 @@ def _reward_over_time(data: Transitions, points: int = 200) -> Figure:
 
 
 def _map(data: Transitions) -> Figure:
-    plane, colour = sampled_map(data)
-    low, high = np.percentile(colour, [2, 98])
     drawn, axes = figure(height=3.8)
-    size = float(np.clip(40_000 / len(colour), 2, 20))
-    order = np.argsort(colour, kind="stable")  # high returns on top
-    dots = axes.scatter(
-        *plane[order].T, c=colour[order], s=size, lw=0, cmap="viridis", vmin=low, vmax=high
-    )
-    drawn.colorbar(dots, ax=axes, label="return that followed (γ = 0.99)")
-    axes.set(xlabel="first principal direction", ylabel="second")
+    draw_map(axes, data, "return that followed (γ = 0.99)")
     return drawn

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from icql.data.transitions import DataInfo, Transitions
 from icql.retrieval import Neighbours, accelerator, build_neighbours
-from icql.settings.data import ContextSettings, Engine, Exclude, Metric
+from icql.settings.contexts import ContextSettings, Engine, Exclude, Metric
 
 SAMPLE = 200
 PIECE = 2**14

@@ -15,7 +15,7 @@ from icql.algos.presets import resolve_preset
 from icql.algos.registry import make_algorithm
 from icql.data.transitions import Transitions
 from icql.settings.change import override
-from icql.settings.critics import CriticSettings
+from icql.settings.shared import CriticSettings
 from icql.training.device import Normaliser, reward_range
 
 OBS, ACT, ROWS = 3, 2, 8

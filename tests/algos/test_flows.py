@@ -18,8 +18,8 @@ from icql.errors import UserError
 from icql.losses import chunk_target, distillation_loss, flow_matching, flow_point, masked_mean
 from icql.nn.flow import Flow, noise_of_state
 from icql.settings.algorithms import FQLSettings, QCSettings
-from icql.settings.critics import LocalSettings
-from icql.settings.data import ContextSettings
+from icql.settings.contexts import ContextSettings
+from icql.settings.shared import LocalSettings
 
 OBS, ACT = 3, 2
 

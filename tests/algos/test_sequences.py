@@ -24,7 +24,7 @@ from icql.evaluation.rollout import Player, act_all, rollout, start_all, step_al
 from icql.nn.policies import Standardised
 from icql.nn.transformer import DecisionTransformer, Goal, History, Trajectory, causal_mask
 from icql.settings.algorithms import DTSettings, RADTSettings
-from icql.settings.data import DataSettings
+from icql.settings.contexts import DataSettings
 from icql.training.device import DeviceData, Normaliser, find_episodes, to_device
 
 OBS, ACT = 2, 1

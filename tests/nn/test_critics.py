@@ -9,7 +9,7 @@ import pytest
 
 from icql.algos.base import Transition
 from icql.nn.critics import global_critics, local_critics
-from icql.settings.critics import LocalSettings
+from icql.settings.shared import LocalSettings
 
 
 @pytest.mark.parametrize("kind", ["local", "global"])

@@ -20,7 +20,7 @@ from icql.nn.kernels import features, norm
 from icql.nn.kernels.norm import norm_dropout
 from icql.nn.kernels.td import fused
 from icql.nn.mlp import MLP, LayerNorm, dropout, in_precision
-from icql.settings.critics import LocalSettings
+from icql.settings.shared import LocalSettings
 
 
 def random_words(key: jax.Array) -> jax.Array:

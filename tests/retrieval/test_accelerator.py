@@ -15,7 +15,7 @@ import pytest
 from icql.retrieval import accelerator, build_neighbours, neighbours, retrieve
 from icql.retrieval import exact as exact_module
 from icql.retrieval.accelerator import GROUP, Accelerator, tiled, turn
-from icql.settings.data import ContextSettings
+from icql.settings.contexts import ContextSettings
 from retrieval.cases import assert_same, brute_force, one_thread, transitions
 
 __all__ = ["one_thread"]

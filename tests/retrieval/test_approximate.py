@@ -12,7 +12,7 @@ from icql.retrieval import build_neighbours, retrieve
 from icql.retrieval import retriever as retriever_module
 from icql.retrieval.approximate import Codes
 from icql.retrieval.index import Cells
-from icql.settings.data import ContextSettings
+from icql.settings.contexts import ContextSettings
 from retrieval.cases import assert_same, brute_force, gaits, one_thread, transitions
 
 __all__ = ["one_thread"]

@@ -15,7 +15,7 @@ from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval import build_neighbours, default_cache_dir, retrieve
 from icql.retrieval import neighbours as neighbours_module
-from icql.settings.data import ContextSettings
+from icql.settings.contexts import ContextSettings
 from retrieval.cases import assert_same, one_thread, transitions
 
 __all__ = ["one_thread"]

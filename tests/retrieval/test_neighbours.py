@@ -23,7 +23,7 @@ from icql.retrieval import neighbours as neighbours_module
 from icql.retrieval import retriever as retriever_module
 from icql.retrieval.metric import distinct
 from icql.retrieval.retriever import Retriever
-from icql.settings.data import ContextSettings
+from icql.settings.contexts import ContextSettings
 from retrieval.cases import assert_same, gaits, one_thread, transitions
 
 __all__ = ["one_thread"]

@@ -14,7 +14,7 @@ from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval import Retriever, append_neighbours, build_neighbours, distances_of
 from icql.retrieval import retriever as retriever_module
-from icql.settings.data import ContextSettings
+from icql.settings.contexts import ContextSettings
 from icql.training.device import Normaliser
 from icql.training.trained import TrainedCritic
 from retrieval.cases import assert_same, brute_force, gaits, one_thread, transitions

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from icql.errors import UserError
 from icql.retrieval import build_neighbours, retrieve
-from icql.settings.data import ContextSettings
+from icql.settings.contexts import ContextSettings
 from retrieval.cases import (
     assert_same,
     brute_force,

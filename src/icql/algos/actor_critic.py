@@ -17,7 +17,7 @@ from icql.algos.optimise import adam
 from icql.nn.critics import Critics, global_critics, local_critics
 from icql.nn.mlp import Activation, in_precision
 from icql.settings.algorithms import DMGSettings, FlowSettings, FQLSettings, IQLSettings
-from icql.settings.critics import CriticSettings
+from icql.settings.shared import CriticSettings
 
 S = TypeVar("S", bound=CriticSettings | FlowSettings)
 

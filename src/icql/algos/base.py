@@ -21,9 +21,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from icql.nn.critics import Critics
 from icql.nn.mlp import in_precision
 from icql.nn.policies import Policy
-from icql.settings.critics import AlgorithmSettings
-from icql.settings.data import ContextSettings
+from icql.settings.contexts import ContextSettings
 from icql.settings.run import Precision
+from icql.settings.shared import AlgorithmSettings
 
 Metrics = dict[str, Array]
 State = TypeVar("State")

@@ -53,7 +53,7 @@ from icql.nn.critics import Critics
 from icql.nn.mlp import in_precision
 from icql.nn.policies import DeterministicPolicy
 from icql.settings.algorithms import ReBRACSettings, TD3BCSettings
-from icql.settings.critics import DelayedSettings
+from icql.settings.shared import DelayedSettings
 
 D = TypeVar("D", bound=DelayedSettings)
 

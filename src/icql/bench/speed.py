@@ -25,7 +25,7 @@ from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
 from icql.retrieval import build_neighbours
 from icql.settings.change import override
-from icql.settings.data import ContextSettings, Engine
+from icql.settings.contexts import ContextSettings, Engine
 from icql.settings.fields import Count, Positive, Settings
 from icql.settings.run import Precision
 from icql.training.device import DeviceData, fit_normaliser, to_device

@@ -14,7 +14,7 @@ from icql.cli.options import Options, Result
 from icql.errors import UserError
 from icql.files import write_json
 from icql.progress import Display
-from icql.settings.data import KS, Engine
+from icql.settings.contexts import KS, Engine
 from icql.settings.run import Precision
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from icql.data.validation.findings import Findings
 from icql.errors import UserError
 from icql.files import atomic, read_json, write_json
 from icql.progress import Display, Work
-from icql.settings.data import KS, QUERIES, Level
+from icql.settings.contexts import KS, QUERIES, Level
 
 if TYPE_CHECKING:
     from icql.online import Progress

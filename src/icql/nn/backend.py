@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import jax
 from jax.sharding import AxisType
 
-from icql.settings.critics import Form
 from icql.settings.run import Precision
+from icql.settings.shared import Form
 
 if TYPE_CHECKING:
     from icql.nn.mlp import MLP

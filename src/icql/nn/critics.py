@@ -20,7 +20,7 @@ from icql.errors import UserError
 from icql.nn import backend
 from icql.nn.in_context import InContextModule, LinearTransformer
 from icql.nn.mlp import MLP, Activation
-from icql.settings.critics import LocalSettings
+from icql.settings.shared import LocalSettings
 
 
 class GlobalCritic(eqx.Module):

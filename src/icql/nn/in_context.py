@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 
 from icql.errors import UserError
 from icql.nn import backend
-from icql.settings.critics import Form
+from icql.settings.shared import Form
 
 Given = Array | np.ndarray  # by a user; shapes are checked, with a message for people
 

@@ -3,7 +3,7 @@
 from icql.online.learning import Evaluation, OnlineRun, OnlineSettings, Progress, train_online
 from icql.online.protocol import LEVELS, RECIPES, Recipe, collect, get_recipe
 from icql.online.snapshot import Snapshot, sac_oracle
-from icql.settings.data import Level
+from icql.settings.contexts import Level
 
 __all__ = [
     "LEVELS",

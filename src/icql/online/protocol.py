@@ -38,7 +38,7 @@ from icql.online.learning import (
     train_online,
 )
 from icql.online.snapshot import sac_oracle
-from icql.settings.data import Level
+from icql.settings.contexts import Level
 from icql.training.versions import versions
 
 Which = Literal["random", "medium", "expert"]  # policies that are sampled

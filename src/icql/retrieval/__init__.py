@@ -7,7 +7,7 @@ from icql.files import default_cache_dir
 from icql.retrieval.cache import Neighbours, SearchReport
 from icql.retrieval.neighbours import append_neighbours, build_neighbours, distances_of
 from icql.retrieval.retriever import Retriever, retrieve
-from icql.settings.data import ContextSettings
+from icql.settings.contexts import ContextSettings
 
 __all__ = [
     "ContextSettings",

@@ -30,7 +30,7 @@ from icql.errors import UserError
 from icql.files import atomic, file_hash, write_json
 from icql.retrieval.approximate import Calibration
 from icql.retrieval.metric import Ids, Rows
-from icql.settings.data import ContextSettings
+from icql.settings.contexts import ContextSettings
 
 FORMAT = 3  # raise it when the same data and settings would give other tables or files
 FILES = ("state.npy", "next_state.npy")

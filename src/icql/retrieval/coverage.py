@@ -27,7 +27,7 @@ from icql.data.pictures import BLUE, GREY, ORANGE, state_map
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval.retriever import Retriever, silent
-from icql.settings.data import KS, QUERIES, ContextSettings, Exclude
+from icql.settings.contexts import KS, QUERIES, ContextSettings, Exclude
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]

@@ -29,7 +29,7 @@ from icql.retrieval.retriever import (
     sample_rows,
     silent,
 )
-from icql.settings.data import ContextSettings
+from icql.settings.contexts import ContextSettings
 
 BLOCK = 64_000  # rows whose contexts are found at once: a few seconds of work that may be lost
 FIXED = 16_000_000  # bytes of one block of faiss's matrix products

@@ -35,7 +35,7 @@ from icql.retrieval.strategies import (
     nearest_left,
     random_rows,
 )
-from icql.settings.data import ContextSettings, Engine, Exclude, Metric, Strategy
+from icql.settings.contexts import ContextSettings, Engine, Exclude, Metric, Strategy
 
 EXACT_UP_TO = 200_000  # rows; beyond, exact search without structure takes minutes on a CPU
 ACCELERATOR_FROM = 20_000  # rows; below, compiling takes longer than searching on the CPU

@@ -6,14 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from icql.errors import UserError
-from icql.settings.critics import (
-    AlgorithmSettings,
-    CriticKind,
-    CriticSettings,
-    DelayedSettings,
-    LocalSettings,
-)
-from icql.settings.data import ContextSettings
+from icql.settings.contexts import ContextSettings
 from icql.settings.fields import (
     AboveZero,
     AtLeastOne,
@@ -24,6 +17,13 @@ from icql.settings.fields import (
     Positive,
     Share,
     Widths,
+)
+from icql.settings.shared import (
+    AlgorithmSettings,
+    CriticKind,
+    CriticSettings,
+    DelayedSettings,
+    LocalSettings,
 )
 
 TD3BCForm = Literal["original", "retuned", "paper"]

@@ -19,7 +19,7 @@ from icql.data.arrays import IN_MEMORY, Floats, Room, blocks, moments
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval import Neighbours
-from icql.settings.data import DataSettings
+from icql.settings.contexts import DataSettings
 
 Doubles = NDArray[np.float64]
 HostOrDevice = Array | np.ndarray

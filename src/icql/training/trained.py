@@ -22,7 +22,7 @@ from icql.evaluation.rollout import EnvPool, Progress, Rollouts, act_all, evalua
 from icql.nn.critics import Critics
 from icql.nn.policies import Standardised
 from icql.retrieval import Retriever
-from icql.settings.data import ContextSettings
+from icql.settings.contexts import ContextSettings
 from icql.settings.grid import Member, say_settings
 from icql.training.device import Normaliser, fit_normaliser, pack, unpack
 from icql.training.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from icql.settings.data import ContextSettings, DataSettings
+from icql.settings.contexts import ContextSettings, DataSettings
 from icql.settings.fields import BelowOne, Count, NonNegative, Positive, Settings, Widths
 
 CriticKind = Literal["local", "global"]

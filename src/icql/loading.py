@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from icql.evaluation.policies import act, evaluate_policies
 from icql.evaluation.rollout import Progress
 from icql.nn.critics import Critics
 from icql.nn.policies import Standardised
-from icql.retrieval import retrieve
+from icql.retrieval import Retriever
 from icql.settings.data import ContextSettings
 from icql.settings.grid import Member, members_of, say_settings
 from icql.training.device import Normaliser, fit_normaliser, pack, unpack
@@ -183,21 +184,23 @@ class TrainedCritic:
         )
         return np.asarray(member.trace(self._contexts(s), self._normalised(s), a))
 
-    def neighbours(self, states: ArrayLike) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
-        """Rows of the data that make up the context of each state, and their distances."""
+    def neighbours(
+        self, states: ArrayLike, rows: ArrayLike | None = None
+    ) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
+        """Rows of the data that make up the context of each state, and their distances.
+
+        `rows` (B,) says which rows of the data the states are, -1 for none: `context.exclude` is
+        about these. None: the first row with the same bits, if there is one.
+        """
+        return self.retriever(self._batch(states), rows=rows)
+
+    @cached_property
+    def retriever(self) -> Retriever:
+        """What finds contexts as in training; the data is indexed once, when first asked."""
         if self.context is None:
             raise UserError("a global critic has no context.", where="neighbours")
-        c = self.context
-        return retrieve(
-            self.data.states,
-            self._batch(states),
-            c.k,
-            metric=c.metric,
-            strategy=c.strategy,
-            rewards=self.data.rewards,
-            seed=c.seed,
-            candidates=c.candidates,
-        )
+        states, rewards, episode = self.data.states, self.data.rewards, self.data.episode
+        return Retriever(states, rewards, self.context, episode=episode)
 
     def _batch(self, states: ArrayLike) -> NDArray[np.float32]:
         batch = np.asarray(states, np.float32)

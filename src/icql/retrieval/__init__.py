@@ -4,17 +4,19 @@ Metric × strategy × k; exact or approximate search; tables for s and s', cache
 """
 
 from icql.files import default_cache_dir
-from icql.retrieval.report import SearchReport
-from icql.retrieval.search import retrieve
-from icql.retrieval.tables import Neighbours, append_neighbours, build_neighbours
+from icql.retrieval.cache import Neighbours, SearchReport
+from icql.retrieval.neighbours import append_neighbours, build_neighbours, distances_of
+from icql.retrieval.retriever import Retriever, retrieve
 from icql.settings.data import ContextSettings
 
 __all__ = [
     "ContextSettings",
     "Neighbours",
+    "Retriever",
     "SearchReport",
     "append_neighbours",
     "build_neighbours",
     "default_cache_dir",
+    "distances_of",
     "retrieve",
 ]

@@ -5,17 +5,22 @@ them is what would cost, so groups of `GROUP` states are reduced to their least 
 the m groups with the least ones hold the m nearest states. Among the minima the same is done again
 until few enough are left to sort, and on the way back only the members of m groups are looked at.
 
-Chunks are of queries near each other, and the tiles nearest to them come first. The m-th least
-minimum so far is the most that the m-th nearest state can be away, so tiles whose box (`tiles.py`)
-is farther than that from every query of the chunk are never looked at.
+States lie in tiles: boxes of about equally many near ones. Turned to their principal directions,
+which leaves all distances as they are, they are halved again and again across the column in which
+they spread most. Chunks are of queries near each other, and the tiles nearest to them come first.
+The m-th least minimum so far is the most that the m-th nearest state can be away, so tiles whose
+box is farther than that from every query of the chunk are never looked at.
 
 The queries are split over the devices, each of which has all states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,18 +28,24 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from numpy.typing import NDArray
 
 from icql.retrieval.exact import Proposal
-from icql.retrieval.index import Floats
-from icql.retrieval.metric import Points, Rows
-from icql.retrieval.tiles import Tiles, tiled, turn
+from icql.retrieval.index import MOST_THREADS, Floats
+from icql.retrieval.metric import PASS, Ids, Points, Rows, pieces
 
 GROUP = 32  # states, or minima, that are reduced to their least distance
-QUERIES = 65_536  # queries of one device at once, a little over `plan.BLOCK`
+QUERIES = 65_536  # queries of one device at once, a little over `neighbours.BLOCK`
 CHUNK = 1024  # queries that look at the same tiles
+WIDE = 512  # candidates from which on a chunk has fewer queries: it takes no more memory
 TILE = 2048  # states in one tile
 PRODUCT = 32_768  # states in one matrix product
 PRODUCTS = 16  # of which the minima are kept before the least ones are picked
+UNTHREADED = 2**17  # multiplications for which BLAS starts no threads: they would wait for ours
+SPREAD = 1024  # states from which the spread of a part is told
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 Looked = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 """Tiles (tiles,) to look at, those looked at, the least minima so far (Q, m) and their groups."""
@@ -43,12 +54,24 @@ Found = tuple[jax.Array, jax.Array, jax.Array]
 """Candidates (Q, m), the least squared distance (Q,) of all others, tiles looked at (Q,)."""
 
 
+class Tiles(NamedTuple):
+    """States in tiles of at most C rows; one more tile, the last, is empty.
+
+    Rows that only fill up a tile are infinitely far away by their norm, and their id is -1.
+    """
+
+    states: Floats  # (tiles + 1, C, D)
+    norms: Floats  # (tiles + 1, C) |x|²
+    ids: NDArray[np.int32]  # (tiles + 1, C) which row it was
+    low: Floats  # (tiles, D) the boxes
+    high: Floats  # (tiles, D)
+
+
 class Accelerator:
     """Centred float32 states (N, D) on every device, ready to propose neighbours.
 
     Args:
         near: the states, as in `Index.near`.
-        devices: the devices that share the queries; None: all of this process.
         queries: how many queries one device takes at once; None: `QUERIES`.
         tile: how many states are in one tile; None: `TILE`.
     """
@@ -56,12 +79,11 @@ class Accelerator:
     def __init__(
         self,
         near: Floats,
-        devices: Sequence[jax.Device] | None = None,
         *,
         queries: int | None = None,
         tile: int | None = None,
     ) -> None:
-        devices = jax.local_devices() if devices is None else devices
+        devices = jax.local_devices()
         self._mesh = Mesh(np.array(devices), ("queries",))
         self._rows = len(near)
         tiles, self._rotation = tiled(near, tile or TILE, GROUP)
@@ -80,6 +102,9 @@ class Accelerator:
 
     def search(self, asked: Rows, m: int) -> Found:
         """The same with the number of tiles (Q,) that were looked at for each query."""
+        chunk = self._chunk
+        while chunk % 2 == 0 and chunk * m > CHUNK * WIDE:
+            chunk //= 2
         at_least = self._mesh.size * self._chunk
         sizes = (at_least * max(1, self._chunks // part) for part in (64, 8, 1))
         size = next(size for size in sizes if size >= len(asked))  # few programs to compile
@@ -87,7 +112,7 @@ class Accelerator:
         filled[: len(asked)] = turn(asked, self._rotation)
         real = np.arange(size) < len(asked)
         split = jax.device_put((filled, real), NamedSharding(self._mesh, P("queries")))
-        program = _program(self._mesh, m, self._rows, self._chunk)
+        program = _program(self._mesh, m, self._rows, chunk)
         found: Found = program(self._tiles, *split)
         return found
 
@@ -247,12 +272,84 @@ def _smallest(values: jax.Array, m: int) -> jax.Array:
         return lax.top_k(-values, m)[1]
     fill = -width % GROUP
     filled = jnp.pad(values, ((0, 0), (0, fill)), constant_values=jnp.inf)
-    columns = _members_of(_smallest(filled.reshape(rows, -1, GROUP).min(-1), m))
+    groups = _smallest(filled.reshape(rows, -1, GROUP).min(-1), m)
+    members = groups[:, :, None] * GROUP + jnp.arange(GROUP, dtype=groups.dtype)[None, None]
+    columns = members.reshape(rows, -1)
     candidates = jnp.take_along_axis(filled, columns, 1)
     return jnp.take_along_axis(columns, lax.top_k(-candidates, m)[1], 1)
 
 
-def _members_of(groups: jax.Array) -> jax.Array:
-    """The members (Q, m · GROUP) of groups (Q, m)."""
-    members = groups[:, :, None] * GROUP + jnp.arange(GROUP, dtype=groups.dtype)[None, None]
-    return members.reshape(len(groups), -1)
+def tiled(near: Floats, tile: int, multiple: int) -> tuple[Tiles, Rows]:
+    """Sort states (N, D) into tiles of about `tile` rows, C a multiple of `multiple`.
+
+    Also gives the rotation (D, D) by which queries must be turned.
+    """
+    rows, columns = near.shape
+    count = -(-rows // tile)
+    starts = np.arange(count + 1) * rows // count  # all are equally full but for one row
+    size = -(-int(np.diff(starts).max()) // multiple) * multiple
+    rotation = _principal(near)
+    turned = np.empty_like(near)
+
+    _each(lambda piece: np.copyto(turned[piece], turn(near[piece], rotation)), pieces(near))
+    order = _sorted(turned, starts)
+    out = Tiles(
+        np.zeros((count + 1, size, columns), np.float32),
+        np.full((count + 1, size), np.inf, np.float32),
+        np.full((count + 1, size), -1, np.int32),
+        np.empty((count, columns), np.float32),
+        np.empty((count, columns), np.float32),
+    )
+
+    def fill(i: int) -> None:
+        ids = order[starts[i] : starts[i + 1]]
+        inside = turned[ids]
+        out.states[i, : len(ids)], out.ids[i, : len(ids)] = inside, ids
+        out.norms[i, : len(ids)] = np.square(inside, dtype=np.float64).sum(axis=1)
+        out.low[i], out.high[i] = inside.min(axis=0), inside.max(axis=0)
+
+    _each(fill, range(count))
+    return out, rotation
+
+
+def turn(rows: Points, rotation: Rows) -> Floats:
+    """Rows (N, D) times the rotation, rounded only once."""
+    turned = np.empty(rows.shape, np.float32)
+    size = max(64, UNTHREADED // rotation.size)
+    for start in range(0, len(rows), size):
+        turned[start : start + size] = rows[start : start + size].astype(np.float64) @ rotation
+    return turned
+
+
+def _principal(near: Floats) -> Rows:
+    """The principal directions (D, D) of some of the states, as columns."""
+    sample = near[:: max(1, near.size // (16 * PASS))].astype(np.float64)
+    sample -= sample.mean(axis=0)
+    directions: Rows = np.linalg.eigh(sample.T @ sample)[1]
+    return directions
+
+
+def _sorted(rows: Floats, starts: Ids) -> Ids:
+    """The order of the rows in which tile i has those from starts[i] to starts[i + 1]."""
+    order = np.arange(len(rows))
+
+    def halve(part: tuple[int, int]) -> list[tuple[int, int]]:
+        first, last = part
+        if last - first < 2:
+            return []
+        middle = (first + last) // 2
+        own = order[starts[first] : starts[last]]
+        column = rows[own[:: max(1, len(own) // SPREAD)]].var(axis=0).argmax()
+        own[:] = own[np.argpartition(rows[own, column], starts[middle] - starts[first])]
+        return [(first, middle), (middle, last)]
+
+    parts = [(0, len(starts) - 1)]
+    while parts:
+        parts = [half for halves in _each(halve, parts) for half in halves]
+    return order
+
+
+def _each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """What `work` gives for each item, many at once."""
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+        return list(pool.map(work, items))

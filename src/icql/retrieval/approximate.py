@@ -13,7 +13,6 @@ from typing import Any
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 
 from icql.errors import UserError
 from icql.retrieval.exact import from_faiss, search_exact
@@ -72,90 +71,88 @@ class Codes:
         return probes * self._columns * 2**BITS + 2 * m * AGAIN
 
 
-def calibrate(
-    index: Index,
-    seed: int,
-    sample: Points,
-    k: int,
-    recall_floor: float,
-    progress: Progress,
-) -> tuple[Codes | Cells, Calibration]:
-    """Prepare the states so that recall reaches the floor, with two standard errors to spare.
+class Approximate:
+    """Prepared states and, for each number of neighbours asked for, the cells that this needs.
 
-    A neighbour counts as found if the state returned in its place is no farther than the true
-    k-th neighbour.
-    """
-    _, truth = search_exact(index, from_faiss(index, None), sample, k, progress)
-    farthest = truth[:, -1:]
-    for prepare in (Codes, Cells):
-        cells = prepare(index, seed)
-        found, enough, spare = _fewest(index, cells, sample, farthest, k, recall_floor, progress)
-        if enough:
-            return cells, found
-        del cells  # there may not be memory for both
-    raise UserError(
-        f"approximate search reaches a recall of {found.recall:.5f} (± {spare:.5f}), "
-        f"not {recall_floor}, even with every cell probed.",
-        where="context.recall_floor",
-        fix="Lower the floor or set context.engine to exact.",
-    )
-
-
-def _fewest(
-    index: Index,
-    cells: Codes | Cells,
-    sample: Points,
-    farthest: Rows,
-    k: int,
-    recall_floor: float,
-    progress: Progress,
-) -> tuple[Calibration, bool, float]:
-    """The fewest cells that suffice, if all of them do, and two standard errors of the recall.
-
-    The cells probed are doubled until they suffice, then halved in between.
+    Args:
+        index: the states.
+        seed: of cells and codes.
+        recall_floor: least recall on the sample, with two standard errors to spare. A neighbour
+            counts as found if the state in its place is no farther than the true k-th neighbour.
+        sample: embedded queries that the recall is measured on.
     """
 
-    def measured(probes: int) -> tuple[Calibration, bool, float]:
-        found = _probe(index, cells, sample, k, probes, progress)[1]
-        hits: NDArray[np.float64] = (found <= farthest).mean(axis=1)
-        recall, spare = float(hits.mean()), float(2 * hits.std() / len(hits) ** 0.5)
-        progress(f"recall {recall:.4f} with {probes} of {cells.count} cells", 1.0)
-        return Calibration(probes, recall, len(sample)), recall - spare >= recall_floor, spare
+    def __init__(self, index: Index, seed: int, recall_floor: float, sample: Points) -> None:
+        self._index, self._seed, self._floor, self._sample = index, seed, recall_floor, sample
+        self._cells: Codes | Cells = Codes(index, seed)
+        self.calibrations: dict[int, Calibration] = {}
 
-    too_few, probes = 0, min(FIRST_PROBES, cells.count)
-    while not (result := measured(probes))[1] and probes < cells.count:
-        too_few, probes = probes, min(2 * probes, cells.count)
-    while result[1] and probes - too_few > max(1, probes // CLOSE):
-        middle = (too_few + probes) // 2
-        if (fewer := measured(middle))[1]:
-            probes, result = middle, fewer
-        else:
-            too_few = middle
-    return result
+    def search(self, queries: Points, k: int, progress: Progress) -> tuple[Ids, Rows]:
+        """About the k nearest states of embedded queries: ids, |x - y|² (Q, k)."""
+        if k not in self.calibrations:
+            self._calibrate(k, progress)
+        ids, squared = self._probe(queries, k, self.calibrations[k].probes, progress)
+        short = np.flatnonzero(ids[:, -1] < 0)  # the probed cells hold fewer than k states
+        if len(short):
+            everything = from_faiss(self._index, None)
+            found = search_exact(self._index, everything, queries[short], k, progress)
+            ids[short], squared[short] = found
+        return ids, squared
 
+    def _calibrate(self, k: int, progress: Progress) -> None:
+        """Settle how many cells to probe for k neighbours."""
+        everything = from_faiss(self._index, None)
+        _, truth = search_exact(self._index, everything, self._sample, k, progress)
+        found, spare = self._fewest(k, truth[:, -1:], progress)
+        if found.recall - spare < self._floor and isinstance(self._cells, Codes):
+            del self._cells  # there may not be memory for both
+            self._cells = Cells(self._index, self._seed)
+            self.calibrations.clear()
+            found, spare = self._fewest(k, truth[:, -1:], progress)
+        if found.recall - spare < self._floor:
+            raise UserError(
+                f"approximate search reaches a recall of {found.recall:.5f} (± {spare:.5f}), "
+                f"not {self._floor}, even with every cell probed.",
+                where="context.recall_floor",
+                fix="Lower the floor or set context.engine to exact.",
+            )
+        self.calibrations[k] = found
 
-def search_approximate(
-    index: Index, cells: Codes | Cells, queries: Points, k: int, probes: int, progress: Progress
-) -> tuple[Ids, Rows]:
-    """About the k nearest states in the nearest `probes` cells: ids, |x - y|² (Q, k)."""
-    ids, squared = _probe(index, cells, queries, k, probes, progress)
-    short = np.flatnonzero(ids[:, -1] < 0)  # the probed cells hold fewer than k states
-    if len(short):
-        everything = from_faiss(index, None)
-        ids[short], squared[short] = search_exact(index, everything, queries[short], k, progress)
-    return ids, squared
+    def _fewest(self, k: int, farthest: Rows, progress: Progress) -> tuple[Calibration, float]:
+        """The fewest cells that suffice, or all, and two standard errors of the recall.
 
+        The cells probed are doubled until they suffice, then halved in between.
+        """
+        count = self._cells.count
 
-def _probe(
-    index: Index, cells: Codes | Cells, queries: Points, k: int, probes: int, progress: Progress
-) -> tuple[Ids, Rows]:
-    """The same; -1 and an infinite distance where the cells hold fewer."""
-    ids = np.empty((len(queries), k), np.int64)
-    squared = np.empty(ids.shape)
-    m = min(k + MARGIN, len(index))
-    for done, block in index.blocks(np.arange(len(ids)), cells.width(m, probes)):
-        asked = queries[block]
-        proposed = cells.probe(index.centred(asked), m, probes)
-        ids[block], squared[block] = index.rank(asked, proposed, k)
-        progress("approximate search", done)
-    return ids, squared
+        def measured(probes: int) -> tuple[Calibration, float]:
+            hits = (self._probe(self._sample, k, probes, progress)[1] <= farthest).mean(axis=1)
+            recall, spare = float(hits.mean()), float(2 * hits.std() / len(hits) ** 0.5)
+            progress(f"recall {recall:.4f} with {probes} of {count} cells", 1.0)
+            return Calibration(probes, recall, len(hits)), spare
+
+        def enough(result: tuple[Calibration, float]) -> bool:
+            return result[0].recall - result[1] >= self._floor
+
+        too_few, probes = 0, min(FIRST_PROBES, count)
+        while not enough(result := measured(probes)) and probes < count:
+            too_few, probes = probes, min(2 * probes, count)
+        while enough(result) and probes - too_few > max(1, probes // CLOSE):
+            middle = (too_few + probes) // 2
+            if enough(fewer := measured(middle)):
+                probes, result = middle, fewer
+            else:
+                too_few = middle
+        return result
+
+    def _probe(self, queries: Points, k: int, probes: int, progress: Progress) -> tuple[Ids, Rows]:
+        """The k nearest in the nearest cells; -1 and an infinite distance where they hold fewer."""
+        index, cells = self._index, self._cells
+        ids = np.empty((len(queries), k), np.int64)
+        squared = np.empty(ids.shape)
+        m = min(k + MARGIN, len(index))
+        for done, block in index.blocks(np.arange(len(ids)), cells.width(m, probes)):
+            proposed = cells.probe(index.centred(queries[block]), m, probes)
+            ids[block], squared[block] = index.rank(queries[block], proposed, k)
+            progress("approximate search", done)
+        return ids, squared

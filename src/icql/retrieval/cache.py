@@ -1,17 +1,23 @@
-"""Neighbour tables on disk, one folder per content of data and settings, opened as mapped files.
+"""Neighbour tables, in the making and on disk: one folder per content of data and settings.
 
 The folder's name is a hash of everything the tables depend on, so a changed row leads elsewhere.
 Each file's checksum is in `meta.json`: an entry that does not fit it is removed, never read.
+
+Until they are whole, tables lie in a folder beside it. A block of rows is finished once its part of
+both tables is written; until then, where the dataset is searched in several parts, the nearest
+found so far are kept. Every mark is written whole and after what it stands for, so a build can be
+killed at any time and goes on where it stopped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +27,55 @@ from numpy.typing import NDArray
 
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.retrieval.report import SearchReport
+from icql.files import atomic, file_hash, write_json
+from icql.retrieval.approximate import Calibration
+from icql.retrieval.metric import Ids, Rows
 from icql.settings.data import ContextSettings
 
-FORMAT = 2  # raise it when the same data and settings would give other tables or files
+FORMAT = 3  # raise it when the same data and settings would give other tables or files
 FILES = ("state.npy", "next_state.npy")
-Tables = tuple[NDArray[np.int32], NDArray[np.int32], SearchReport]
+RowIds = NDArray[np.int32]
+Kept = tuple[int, Ids, Rows]  # rows of the dataset that were searched; ids; distances
+
+
+@dataclass(frozen=True)
+class SearchReport:
+    """How neighbours were found. `recall` is measured on `sample` queries (exact: 1 by proof)."""
+
+    engine: str  # exact, accelerator (exact too), approximate or random
+    states: int
+    queries: int
+    recall: float = 1.0
+    sample: int = 0
+    probes: int = 0  # cells looked at per query, where approximate
+    seconds: float = 0.0
+    mean_distance: tuple[float, ...] = ()  # of the 1st … k-th context state from s
+    next_mean_distance: tuple[float, ...] = ()  # the same from s'
+    cached: bool = False
+
+    def __str__(self) -> str:
+        how = {
+            "exact": "exact",
+            "accelerator": "exact on the accelerator",
+            "random": "random",
+            "approximate": f"approximate ({self.probes} cells), recall "
+            f"{self.recall:.4f} against {self.sample} exact queries",
+        }[self.engine]
+        cost = "from the cache" if self.cached else f"{self.seconds:.1f} s"
+        return f"{how}, {self.queries:,} queries in {self.states:,} states, {cost}"
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Rows of the context Ω_s of each transition's s, and of the context Ω_s' of its s'.
+
+    From the cache they are read-only mapped files. `key` is a hash of the data and the settings.
+    """
+
+    state: RowIds  # (N, k), nearest first
+    next_state: RowIds  # (N, k), nearest first
+    report: SearchReport
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,7 +100,9 @@ def identify(
 
     Exact tables are the same whichever engine finds them.
     """
-    arrays = (transitions.states, transitions.next_states, transitions.rewards)
+    arrays: list[NDArray[Any]] = [transitions.states, transitions.next_states, transitions.rewards]
+    if settings.exclude == "episode":
+        arrays.append(transitions.episode)
     kind = "approximate" if engine == "approximate" else "exact"
     head = {
         "format": FORMAT,
@@ -68,14 +119,21 @@ def identify(
     return [Identity(head, count, digests[count].hexdigest()) for count in counts]
 
 
-def load(cache_dir: Path, key: str) -> Tables | None:
+def load(cache_dir: Path, key: str) -> Neighbours | None:
     """The tables stored under `key`; None if there are none, or none that are whole."""
-    folder = cache_dir / "neighbours" / key
-    with usable(folder):
+    folder = _entry(cache_dir, key)
+    with _usable(folder):
         if not folder.exists():
             return None
         try:
-            return _read(folder, key)
+            meta = json.loads((folder / "meta.json").read_text())
+            whole = {name: file_hash(folder / name) for name in FILES} == meta["sha256"]
+            if not whole or meta["key"] != key:
+                raise ValueError(f"{folder} is damaged")
+            report = meta["report"] | {"cached": True}
+            for name in ("mean_distance", "next_mean_distance"):
+                report[name] = tuple(report[name])
+            return Neighbours(*_mapped(folder), SearchReport(**report), key)
         except (FileNotFoundError, ValueError, KeyError, TypeError):  # cut short or altered
             _remove(folder)
             return None
@@ -83,11 +141,11 @@ def load(cache_dir: Path, key: str) -> Tables | None:
 
 def earlier(
     cache_dir: Path, transitions: Transitions, settings: ContextSettings, engine: str
-) -> tuple[Identity, Tables] | None:
+) -> Neighbours | None:
     """The stored tables of the most rows that this dataset begins with, if there are any."""
     rows: set[int] = set()
     [like] = identify(transitions, settings, engine, [0])
-    for path in (cache_dir / "neighbours").glob("[!.]*/meta.json"):
+    for path in _entry(cache_dir, "").glob("[!.]*/meta.json"):
         try:
             meta = json.loads(path.read_text())
             if meta["head"] == like.head and 0 < meta["rows"] < len(transitions):
@@ -96,64 +154,137 @@ def earlier(
             continue  # not an entry; `load` deals with damage where it matters
     for identity in reversed(identify(transitions, settings, engine, sorted(rows))):
         if (found := load(cache_dir, identity.key)) is not None:
-            return identity, found
+            return found
     return None
 
 
-def write_meta(folder: Path, identity: Identity, report: SearchReport) -> None:
-    """Complete the tables in `folder` by what they are, and their checksums."""
-    meta = {
-        "key": identity.key,
-        "head": identity.head,
-        "rows": identity.rows,
-        "sha256": {name: _checksum(folder / name) for name in FILES},
-        "report": asdict(report),
-    }
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+class Draft:
+    """Both tables (rows, k), filled block by block; a block is named by its first row.
+
+    `finished` has the sums over a block of the distances from s (k,) and from s' (k,);
+    `calibrations` those of the parts of the dataset that were searched.
+
+    Without a cache they are in memory; else in a folder named by their key and by how they are
+    `cut`. Two processes that build the same tables may share it: they write the same.
+    """
+
+    def __init__(
+        self, identity: Identity, shape: tuple[int, int], cache_dir: Path | None, cut: str
+    ) -> None:
+        self._identity, self._folder = identity, None
+        self.finished: dict[int, list[list[float]]] = {}
+        self.calibrations: dict[int, Calibration] = {}
+        self._kept: dict[int, Kept] = {}
+        if cache_dir is None:
+            self._tables = [np.empty(shape, np.int32) for _ in FILES]
+            return
+        self._entry = _entry(cache_dir, identity.key)
+        name = hashlib.sha256(cut.encode()).hexdigest()[:8]
+        self._folder = folder = self._entry.with_name(f".part-{identity.key}-{name}")
+        with _usable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._offsets = [_create(folder / file, shape) for file in FILES]
+            for path in folder.glob("rows-*.json"):
+                self.finished[int(path.stem[5:])] = json.loads(path.read_text())
+            for path in folder.glob("chunk-*.json"):
+                self.calibrations[int(path.stem[6:])] = Calibration(**json.loads(path.read_text()))
+
+    def finish(self, rows: slice, ids: Ids, away: Rows) -> None:
+        """Write the contexts of s, then of s', of `rows` and sum up their distances."""
+        parts = np.split(ids.astype(np.int32), 2)
+        sums = [part.sum(axis=0).tolist() for part in np.split(away, 2)]
+        if self._folder is None:
+            for whole, part in zip(self._tables, parts, strict=True):
+                whole[rows] = part
+            self._kept.pop(rows.start, None)
+        else:
+            with _usable(self._folder):
+                for file, offset, part in zip(FILES, self._offsets, parts, strict=True):
+                    with (self._folder / file).open("r+b") as stream:
+                        stream.seek(offset + rows.start * part[0].nbytes)
+                        stream.write(np.ascontiguousarray(part).data)
+                        stream.flush()
+                        os.fsync(stream.fileno())
+                write_json(self._folder / f"rows-{rows.start}.json", sums)
+                (self._folder / f"rows-{rows.start}.npz").unlink(missing_ok=True)
+        self.finished[rows.start] = sums
+
+    def keep(self, block: int, kept: Kept) -> None:
+        """Remember what was found so far for a block."""
+        if self._folder is None:
+            self._kept[block] = kept
+            return
+        stop, ids, away = kept
+        with _usable(self._folder), atomic(self._folder / f"rows-{block}.npz") as temporary:
+            np.savez(temporary, stop=np.int64(stop), ids=ids.astype(np.int32), away=away)
+
+    def kept(self, block: int) -> Kept | None:
+        """What was found so far for a block."""
+        if self._folder is None:
+            return self._kept.get(block)
+        path = self._folder / f"rows-{block}.npz"
+        if not path.exists():
+            return None
+        with _usable(self._folder), np.load(path, allow_pickle=False) as file:
+            return int(file["stop"]), file["ids"].astype(np.int64), file["away"]
+
+    def calibrate(self, chunk: int, found: Calibration) -> None:
+        """Remember the recall in the part of the dataset that begins with row `chunk`."""
+        if self._folder is not None and self.calibrations.get(chunk) != found:
+            with _usable(self._folder):
+                write_json(self._folder / f"chunk-{chunk}.json", asdict(found))
+        self.calibrations[chunk] = found
+
+    def publish(self, report: SearchReport) -> Neighbours:
+        """The finished tables; those in a folder become an entry of the cache, mapped."""
+        folder, identity = self._folder, self._identity
+        if folder is None:
+            return Neighbours(self._tables[0], self._tables[1], report, identity.key)
+        with _usable(folder):
+            meta = {
+                "key": identity.key,
+                "head": identity.head,
+                "rows": identity.rows,
+                "sha256": {name: file_hash(folder / name) for name in FILES},
+                "report": asdict(report),
+            }
+            write_json(folder / "meta.json", meta)
+            for mark in folder.iterdir():
+                if mark.name not in (*FILES, "meta.json"):
+                    mark.unlink(missing_ok=True)
+            try:
+                folder.rename(self._entry)
+            except OSError:
+                # Another process was first. The same key means the same tables: keep theirs.
+                if not self._entry.is_dir():
+                    raise
+            for rest in self._entry.parent.glob(f".part-{identity.key}-*"):
+                shutil.rmtree(rest, ignore_errors=True)
+            return Neighbours(*_mapped(self._entry), report, identity.key)
 
 
-def publish(folder: Path, target: Path) -> None:
-    """Make a finished folder an entry."""
-    try:
-        folder.rename(target)
-    except OSError:
-        # Another process was first. The same key means the same tables: keep theirs.
-        if not target.is_dir():
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
+def _entry(cache_dir: Path, key: str) -> Path:
+    return cache_dir / "neighbours" / key
 
 
-@contextmanager
-def usable(folder: Path) -> Iterator[None]:
-    """Say which folder is the matter where the disk or the rights to it are."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"the cache of neighbour tables cannot be used: {error.strerror or error}.",
-            where=str(folder),
-            fix="Make room there or set ICQL_CACHE to another folder.",
-        ) from error
+def _mapped(folder: Path) -> tuple[RowIds, RowIds]:
+    state, next_state = (
+        np.load(folder / file, mmap_mode="r", allow_pickle=False) for file in FILES
+    )
+    return state, next_state
 
 
-def _read(folder: Path, key: str) -> Tables:
-    meta = json.loads((folder / "meta.json").read_text())
-    if meta["key"] != key:
-        raise ValueError(f"{folder} holds the tables of other data")
-    tables: list[NDArray[np.int32]] = []
-    for name in FILES:
-        if _checksum(folder / name) != meta["sha256"][name]:
-            raise ValueError(f"{folder / name} is damaged")
-        tables.append(np.load(folder / name, mmap_mode="r", allow_pickle=False))
-    report = meta["report"]
-    for name in ("mean_distance", "next_mean_distance"):
-        report[name] = tuple(report[name])
-    return tables[0], tables[1], SearchReport(**report)
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _create(path: Path, shape: tuple[int, int]) -> int:
+    """Make an empty table file if there is none; where its numbers begin."""
+    if not path.exists():
+        head = {"descr": "<i4", "fortran_order": False, "shape": shape}
+        with atomic(path) as temporary, temporary.open("wb") as stream:
+            np.lib.format.write_array_header_1_0(stream, head)
+            stream.truncate(stream.tell() + 4 * shape[0] * shape[1])
+    with path.open("rb") as stream:
+        np.lib.format.read_magic(stream)
+        np.lib.format.read_array_header_1_0(stream)
+        return stream.tell()
 
 
 def _remove(folder: Path) -> None:
@@ -165,3 +296,16 @@ def _remove(folder: Path) -> None:
         pass  # another process has removed it
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    """Say which folder is the matter where the disk or the rights to it are."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"the cache of neighbour tables cannot be used: {error.strerror or error}.",
+            where=str(folder),
+            fix="Make room there or set ICQL_CACHE to another folder.",
+        ) from error

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from icql.data.pictures import BLUE, GREY, ORANGE, state_map
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.retrieval import retrieve
+from icql.retrieval.retriever import Retriever, silent
+from icql.settings.data import ContextSettings, Exclude
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -37,7 +38,6 @@ KS = (10, 20, 30, 40)
 QUERIES = 1_000  # states that are looked at
 LOCAL = 4.0  # one-step movements
 FAR = 0.25  # of the distance between two random states
-FEW = 32  # episodes that are searched around one by one
 PAIRS = 10_000  # random pairs that this distance is the median of
 TOO_SPARSE, IN_PLACES = 0.5, 0.15  # share of isolated states from which on
 SIDE = 4  # regions of the state map along either direction
@@ -213,42 +213,18 @@ def _neighbours(
     data: Transitions, rows: Rows, ks: tuple[int, ...], progress: Progress | None
 ) -> tuple[Array, Array, Array]:
     """`distance`, `held_out` and `own` of a `Coverage`."""
-    columns = np.asarray(ks) - 1
-    # Enough for most states to find k of other episodes behind those of their own.
-    same, away = _nearest(data, rows, min(4 * ks[-1], len(data) - 1), progress)
-    own = (np.cumsum(same, axis=1) / np.arange(1, same.shape[1] + 1))[:, columns]
-    held_out = _kth_of_others(same, away, columns)
-    left = np.flatnonzero(np.isinf(held_out[:, -1]))
-    episodes, length = np.unique(data.episode, return_counts=True)
-    asked = np.unique(data.episode[rows[left]])
-    if len(asked) > FEW:
-        longest = int(length[np.isin(episodes, asked)].max())
-        wanted = min(ks[-1] + longest, len(data) - 1)
-        held_out[left] = _kth_of_others(*_nearest(data, rows[left], wanted, progress), columns)
-        return away[:, columns], held_out, own
-    for episode in asked:
-        of_it = left[data.episode[rows[left]] == episode]
-        others = data.states[data.episode != episode]
-        k = min(ks[-1], len(others))
-        if k:
-            _, found = retrieve(others, data.states[rows[of_it]], k, progress=progress)
-            found = np.pad(found, ((0, 0), (0, ks[-1] - k)), constant_values=np.inf)
-            held_out[of_it] = found[:, columns]
-    return away[:, columns], held_out, own
+    columns, queries = np.asarray(ks) - 1, data.states[rows]
+    settings = ContextSettings(k=ks[-1], engine="exact")
+    retriever = Retriever(data.states, None, settings, episode=data.episode, expected=queries)
 
+    def nearest(rule: Exclude) -> tuple[Rows, Array]:
+        left_out = retriever.left_out(queries, rows, rule=rule)
+        return retriever.nearest(queries, left_out, progress or silent)
 
-def _nearest(
-    data: Transitions, rows: Rows, wanted: int, progress: Progress | None
-) -> tuple[NDArray[np.bool_], Array]:
-    """The nearest other states of `rows`: whether they are of the same episode, and how far."""
-    ids, away = retrieve(data.states, data.states[rows], wanted, exclude=rows, progress=progress)
-    return data.episode[ids] == data.episode[rows][:, None], away
-
-
-def _kth_of_others(same: NDArray[np.bool_], away: Array, columns: Rows) -> Array:
-    """Distance to the k-th state of other episodes among those found; Inf where there are fewer."""
-    ordered: Array = np.sort(np.where(same, np.inf, away), axis=1)[:, columns]
-    return ordered
+    ids, away = nearest("self")
+    same = data.episode[ids] == data.episode[rows][:, None]
+    own = (np.cumsum(same, axis=1) / np.arange(1, ks[-1] + 1))[:, columns]
+    return away[:, columns], nearest("episode")[1][:, columns], own
 
 
 def _apart(a: NDArray[np.float32], b: NDArray[np.float32]) -> Array:

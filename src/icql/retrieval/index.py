@@ -9,14 +9,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from icql.retrieval.distinct import distinct
-from icql.retrieval.metric import PASS, Ids, Points, Rows, pieces, squared_distances
+from icql.retrieval.metric import (
+    PASS,
+    Ids,
+    Points,
+    Rows,
+    distinct,
+    nearest_first,
+    pieces,
+    squared_distances,
+)
 
 Floats = NDArray[np.float32]
 Progress = Callable[[str, float], None]
@@ -95,6 +104,31 @@ class Index:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(work, parts))
         return best, least
+
+    def members(self, groups: Ids, distances: Rows, k: int) -> tuple[Ids, Rows]:
+        """Replace distinct states (Q, g) by their rows: the first k by (distance, id)."""
+        if len(self) == len(self.group):
+            return groups, distances
+        sizes, start, rows = self._equal
+        ids, away = np.empty((len(groups), k), np.int64), np.empty((len(groups), k))
+        found = groups.shape[1]
+        ids[:, :found], away[:, :found] = rows[start[groups]], distances
+        several = (sizes[groups] > 1).any(axis=1) | (found < k)
+        deepest = min(k, int(sizes.max()))
+        for _, block in self.blocks(np.flatnonzero(several), found * deepest):
+            chosen = groups[block][:, :, None]
+            slot = np.arange(min(k, sizes[chosen].max()))
+            filled = slot < sizes[chosen]
+            member = rows[np.where(filled, start[chosen] + slot, 0)].reshape(len(block), -1)
+            far = np.where(filled, distances[block][:, :, None], np.inf).reshape(len(block), -1)
+            ids[block], away[block] = nearest_first(member, far, k)
+        return ids, away
+
+    @cached_property
+    def _equal(self) -> tuple[Ids, Ids, Ids]:
+        """How many rows each distinct state has, where they start, and the rows in that order."""
+        sizes = np.bincount(self.group)
+        return sizes, np.cumsum(sizes) - sizes, np.argsort(self.group, kind="stable")
 
     def blocks(self, rows: Ids, width: int, most: int = 4096) -> Iterator[tuple[float, Ids]]:
         """Cut queries into blocks of about one size with room for `width` float64 numbers each.

@@ -1,7 +1,7 @@
 """Metrics: each embeds states in a space where it is a function of the Euclidean distance.
 
 One number decides every ranking: the float64 sum of squared coordinate differences of two embedded
-rows. It depends on these two rows alone, so equal rows tie exactly.
+rows. It depends on these two rows alone, so equal rows tie exactly, and each is searched only once.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from icql.errors import UserError
 
 Points = NDArray[np.floating[Any]]  # rows as they are given: float32 or float64, maybe mapped
 Rows = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 PASS = 2**16  # numbers looked at in one go where whole arrays are passed through
+LARGEST = np.float64(1e150)  # beyond, a squared distance may not be a finite float64
+ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,17 @@ class Space:
     embed_queries: Callable[[Points], Points]
     distance: Callable[[Rows], Rows]
 
+    def extent(self, queries: Points, states: Points) -> tuple[Rows, Rows]:
+        """The least and the largest value of both, embedded, in every column."""
+        embedded = (
+            embed(rows[piece])
+            for rows, embed in ((queries, self.embed_queries), (states, self.embed_states))
+            for piece in pieces(rows)
+        )
+        found = [(part.min(axis=0), part.max(axis=0)) for part in embedded]
+        low, high = (np.array(side, np.float64) for side in zip(*found, strict=True))
+        return low.min(axis=0), high.max(axis=0)
+
 
 def pieces(rows: Points) -> Iterator[slice]:
     """Cut rows into slices of about `PASS` numbers: no whole copy of mapped data is ever made."""
@@ -35,17 +50,34 @@ def pieces(rows: Points) -> Iterator[slice]:
     return (slice(i, i + size) for i in range(0, len(rows), size))
 
 
-def extent(rows: Points, embed: Callable[[Points], Points]) -> tuple[Rows, Rows]:
-    """The least and the largest value in every column of the embedded rows."""
-    embedded = (embed(rows[piece]) for piece in pieces(rows))
-    found = [(part.min(axis=0), part.max(axis=0)) for part in embedded]
-    low, high = (np.array(side, np.float64) for side in zip(*found, strict=True))
-    return low.min(axis=0), high.max(axis=0)
+def check_rows(rows: ArrayLike, where: str) -> Points:
+    """Rows (N, D) as finite float32 or float64, or a UserError that names the row.
+
+    Mapped arrays of these types stay as they are: nothing is copied.
+    """
+    values = numbers(rows, where)
+    if values.ndim != 2 or values.shape[1] == 0:
+        raise UserError(f"must have shape (rows, columns), not {values.shape}.", where=where)
+    for piece in pieces(values):
+        bad = ~(np.abs(values[piece]) <= LARGEST).all(axis=1)
+        if bad.any():
+            row = piece.start + int(bad.argmax())
+            finite = np.isfinite(values[row]).all()
+            what = f"has a value beyond ±{LARGEST:g}." if finite else "is not finite (NaN or Inf)."
+            raise UserError(what, where=f"{where}, row {row}", fix="Leave such rows out.")
+    return values
 
 
-def joint(one: tuple[Rows, Rows], other: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
-    """The extent of both."""
-    return np.minimum(one[0], other[0]), np.maximum(one[1], other[1])
+def numbers(values: ArrayLike, where: str) -> Points:
+    """An array of float32 or float64, or a UserError."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise UserError("rows have different lengths.", where=where) from error
+    if array.dtype.kind not in "fiub":
+        raise UserError(f"must be real numbers, not {array.dtype}.", where=where)
+    native = array.dtype in (np.dtype(np.float32), np.dtype(np.float64))
+    return array if native else array.astype(np.float64)
 
 
 def _directions(rows: Points, zero_column: int) -> Rows:
@@ -56,18 +88,14 @@ def _directions(rows: Points, zero_column: int) -> Rows:
     """
     out = np.zeros((rows.shape[0], rows.shape[1] + 2))
     for piece in pieces(rows):
-        _fill_directions(out[piece], rows[piece].astype(np.float64), zero_column)
+        part = rows[piece].astype(np.float64)
+        # Dividing by the largest entry first makes parallel rows equal to the last bit.
+        largest = np.abs(part).max(axis=1, keepdims=True)
+        part /= np.where(largest == 0, 1, largest)
+        norm = np.sqrt((part**2).sum(axis=1, keepdims=True))
+        out[piece, :-2] = part / np.where(norm == 0, 1, norm)
+        out[piece, zero_column] = largest[:, 0] == 0
     return out
-
-
-def _fill_directions(out: Rows, rows: Rows, zero_column: int) -> None:
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    zero = largest[:, 0] == 0
-    # Dividing by the largest entry first makes parallel rows equal to the last bit.
-    rows = rows / np.where(largest == 0, 1, largest)
-    norm = np.sqrt((rows**2).sum(axis=1, keepdims=True))
-    out[:, :-2] = rows / np.where(norm == 0, 1, norm)
-    out[zero, zero_column] = 1
 
 
 SPACES: dict[str, Space] = {
@@ -99,3 +127,60 @@ def distances(states: Points, queries: Points, ids: Ids, metric: str) -> Rows:
         squared = squared_distances(near, asked, places.reshape(ids[part].shape))
         away[part] = space.distance(squared)
     return away
+
+
+def nearest_first(ids: Ids, away: Rows, keep: int | None = None) -> tuple[Ids, Rows]:
+    """The `keep` nearest of ids (Q, m) by (distance, id), and their distances; None: all."""
+    order = np.lexsort((ids, away))[:, :keep]
+    return np.take_along_axis(ids, order, 1), np.take_along_axis(away, order, 1)
+
+
+def distinct(rows: Points) -> tuple[Ids, Ids]:
+    """First row of each group of equal rows, in row order, and the group of each row."""
+    _, first, group = np.unique(_hashes(rows), return_index=True, return_inverse=True)
+    if not _same(rows, first, group):  # two rows share a hash: compare all of their bits
+        bits = np.ascontiguousarray(rows)
+        keys = bits.view(np.dtype((np.void, bits.shape[1] * bits.itemsize)))[:, 0]
+        _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    return first[order], number[group]
+
+
+def _hashes(rows: Points) -> NDArray[np.uint64]:
+    """64 bits per row; equal rows have equal ones."""
+    hashes = np.zeros(len(rows), np.uint64)
+    for piece in pieces(rows):
+        for column in _bits(rows[piece]).T:
+            hashes[piece] = (hashes[piece] ^ column) * ODD
+            hashes[piece] ^= hashes[piece] >> np.uint64(29)
+    return hashes
+
+
+def _same(rows: Points, first: Ids, group: Ids) -> bool:
+    """Whether every row equals the first of its group."""
+    return len(first) == len(rows) or all(
+        np.array_equal(_bits(rows[piece]), _bits(rows[first[group[piece]]]))
+        for piece in pieces(rows)
+    )
+
+
+def row_finder(rows: Points) -> Callable[[Points], Ids]:
+    """Tells of queries (Q, D) which of the rows has the same bits: the first such, or -1."""
+    hashes = _hashes(rows)
+    order = np.argsort(hashes, kind="stable")
+    ordered = hashes[order]
+
+    def find(queries: Points) -> Ids:
+        with np.errstate(over="ignore"):  # what float32 cannot hold equals no row
+            asked = _hashes(queries.astype(rows.dtype))
+        row = order[np.minimum(np.searchsorted(ordered, asked), len(ordered) - 1)]
+        return np.where((rows[row] == queries).all(axis=1), row, -1)
+
+    return find
+
+
+def _bits(rows: Points) -> NDArray[np.unsignedinteger]:
+    kind = np.uint32 if rows.dtype == np.float32 else np.uint64
+    return np.ascontiguousarray(rows).view(kind)

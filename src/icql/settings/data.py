@@ -10,6 +10,7 @@ from icql.settings.fields import Count, Settings, Share, Whole
 
 Metric = Literal["l2", "cosine"]
 Strategy = Literal["similar", "random", "high_reward"]
+Exclude = Literal["none", "self", "episode"]
 Engine = Literal["auto", "exact", "accelerator", "approximate"]
 
 
@@ -42,8 +43,9 @@ class ContextSettings(Settings):
     `candidates` states, the k with the highest reward."""
     candidates: Count = 60
     """How many of the nearest states high_reward chooses from."""
-    include_self: bool = True
-    """Whether a transition may be part of its own state's context (in the paper it may)."""
+    exclude: Exclude = "none"
+    """What a context leaves out. none: nothing, as the paper; self: a transition, from the context
+    of its own s; episode: all of a transition's episode, from the contexts of its s and s'."""
     engine: Engine = "auto"
     """exact: equal to float64 brute force; accelerator: the same on JAX's devices; approximate:
     codes of four bits, with measured recall; auto: the accelerator where there is one, else exact

@@ -14,9 +14,9 @@ import pytest
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval import build_neighbours, default_cache_dir, retrieve
-from icql.retrieval import tables as tables_module
+from icql.retrieval import neighbours as neighbours_module
 from icql.settings.data import ContextSettings
-from retrieval_cases import assert_same, one_thread, transitions
+from retrieval.cases import assert_same, one_thread, transitions
 
 __all__ = ["one_thread"]
 
@@ -26,19 +26,17 @@ def data() -> Transitions:
     return transitions(np.random.default_rng(1).normal(size=(80, 3)))
 
 
-@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("exclude", ["none", "self"])
 @pytest.mark.parametrize("strategy", ["similar", "high_reward"])
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 def test_tables_hold_the_contexts_of_s_and_next_s(
-    data: Transitions, metric: Any, strategy: Any, include_self: bool
+    data: Transitions, metric: Any, strategy: Any, exclude: Any
 ) -> None:
-    chosen = ContextSettings(
-        k=4, metric=metric, strategy=strategy, candidates=9, include_self=include_self
-    )
+    chosen = ContextSettings(k=4, metric=metric, strategy=strategy, candidates=9, exclude=exclude)
     tables = build_neighbours(data, chosen)
     common = {"metric": metric, "strategy": strategy, "rewards": data.rewards, "candidates": 9}
-    exclude = None if include_self else np.arange(80)
-    ids, away = retrieve(data.states, data.states, 4, exclude=exclude, **common)
+    left_out = None if exclude == "none" else np.arange(80)
+    ids, away = retrieve(data.states, data.states, 4, exclude=left_out, **common)
     np.testing.assert_array_equal(tables.state, ids)
     next_ids, _ = retrieve(data.states, data.next_states, 4, **common)
     np.testing.assert_array_equal(tables.next_state, next_ids)
@@ -46,12 +44,12 @@ def test_tables_hold_the_contexts_of_s_and_next_s(
     np.testing.assert_allclose(tables.report.mean_distance, away.mean(axis=0))
     own = (tables.state == np.arange(80)[:, None]).any(axis=1)
     if strategy == "similar":
-        assert own.all() == include_self
-    assert include_self or not own.any()
+        assert own.all() == (exclude == "none")
+    assert exclude == "none" or not own.any()
 
 
 def test_random_tables_can_leave_out_their_own_row(data: Transitions) -> None:
-    chosen = ContextSettings(k=79, strategy="random", include_self=False)
+    chosen = ContextSettings(k=79, strategy="random", exclude="self")
     tables = build_neighbours(data, chosen)
     assert not (tables.state == np.arange(80)[:, None]).any()
     assert (tables.next_state == np.arange(80)[:, None]).any()
@@ -68,13 +66,13 @@ def test_progress_is_told_in_blocks(data: Transitions) -> None:
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count how often tables are really computed."""
     calls: list[int] = []
-    real = tables_module._compute
+    real = neighbours_module._compute
 
     def counted(*args: Any) -> Any:
         calls.append(1)
         return real(*args)
 
-    monkeypatch.setattr(tables_module, "_compute", counted)
+    monkeypatch.setattr(neighbours_module, "_compute", counted)
     return calls
 
 
@@ -106,7 +104,8 @@ def test_cache_is_hit_only_for_the_same_content(
             {"k": 5},
             {"metric": "cosine"},
             {"strategy": "random"},
-            {"include_self": False},
+            {"exclude": "self"},
+            {"exclude": "episode", "k": 3},
             {"engine": "approximate"},
             {"seed": 1},
         )
@@ -166,14 +165,14 @@ def test_a_second_writer_finds_the_entry_and_leaves_no_rubbish(
     data: Transitions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = ContextSettings(k=4)
-    real = tables_module.fill
+    real = neighbours_module._fill
 
     def race(*args: Any) -> Any:
-        monkeypatch.setattr(tables_module, "fill", real)
+        monkeypatch.setattr(neighbours_module, "_fill", real)
         build_neighbours(data, chosen, cache_dir=tmp_path)  # another process is faster
         return real(*args)
 
-    monkeypatch.setattr(tables_module, "fill", race)
+    monkeypatch.setattr(neighbours_module, "_fill", race)
     found = build_neighbours(data, chosen, cache_dir=tmp_path)
     assert found.report.cached
     assert len(list((tmp_path / "neighbours").iterdir())) == 1

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icql.retrieval import exact as exact_module
-from icql.retrieval import nearest as nearest_module
 from icql.retrieval import retrieve
-from retrieval_cases import (
+from icql.retrieval import retriever as retriever_module
+from retrieval.cases import (
     anything,
     assert_same,
     brute_force,
@@ -30,7 +30,7 @@ __all__ = ["one_thread"]
 @pytest.fixture
 def cells_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make small data take the way of large data: cells only, and almost no margin."""
-    monkeypatch.setattr(nearest_module, "CELLS_FROM", 0)
+    monkeypatch.setattr(retriever_module, "CELLS_FROM", 0)
     monkeypatch.setattr(exact_module, "FLAT_FROM", 2.0)
     monkeypatch.setattr(exact_module, "MARGINS", (1, 3))
 

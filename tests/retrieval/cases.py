@@ -94,7 +94,7 @@ def transitions(states: np.ndarray, seed: int = 0) -> Transitions:
         next_states=next_states,
         next_actions=actions,
         mask=np.ones(n, np.float32),
-        episode=np.zeros(n, np.int32),
-        step=np.arange(n, dtype=np.int32),
+        episode=np.arange(n, dtype=np.int32) // 30,
+        step=np.arange(n, dtype=np.int32) % 30,
         info=DataInfo("walk", source="walk.hdf5"),
     )

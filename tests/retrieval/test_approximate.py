@@ -9,11 +9,11 @@ import pytest
 
 from icql.errors import UserError
 from icql.retrieval import build_neighbours, retrieve
-from icql.retrieval import nearest as nearest_module
+from icql.retrieval import retriever as retriever_module
 from icql.retrieval.approximate import Codes
 from icql.retrieval.index import Cells
 from icql.settings.data import ContextSettings
-from retrieval_cases import assert_same, brute_force, gaits, one_thread, transitions
+from retrieval.cases import assert_same, brute_force, gaits, one_thread, transitions
 
 __all__ = ["one_thread"]
 
@@ -95,7 +95,7 @@ def test_auto_is_exact_for_small_and_approximate_for_large(
 ) -> None:
     data = transitions(gaits(500))
     assert build_neighbours(data, ContextSettings(k=3)).report.engine == "exact"
-    monkeypatch.setattr(nearest_module, "EXACT_UP_TO", 400)
+    monkeypatch.setattr(retriever_module, "EXACT_UP_TO", 400)
     assert build_neighbours(data, ContextSettings(k=3)).report.engine == "approximate"
 
 

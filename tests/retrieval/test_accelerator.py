@@ -12,12 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from icql.retrieval import accelerator, build_neighbours, plan, retrieve
+from icql.retrieval import accelerator, build_neighbours, neighbours, retrieve
 from icql.retrieval import exact as exact_module
-from icql.retrieval.accelerator import GROUP, Accelerator
-from icql.retrieval.tiles import tiled, turn
+from icql.retrieval.accelerator import GROUP, Accelerator, tiled, turn
 from icql.settings.data import ContextSettings
-from retrieval_cases import assert_same, brute_force, one_thread, transitions
+from retrieval.cases import assert_same, brute_force, one_thread, transitions
 
 __all__ = ["one_thread"]
 
@@ -81,10 +80,10 @@ def test_the_accelerator_equals_the_cpu(metric: Any, small_pieces: None) -> None
 def test_tables_from_the_accelerator_equal_those_from_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plan, "BLOCK", 100)  # several at once
+    monkeypatch.setattr(neighbours, "BLOCK", 100)  # several at once
     data = transitions(np.random.default_rng(2).integers(0, 5, size=(650, 3)))
     one, other = (
-        build_neighbours(data, ContextSettings(k=5, include_self=False, engine=engine))
+        build_neighbours(data, ContextSettings(k=5, exclude="self", engine=engine))
         for engine in ("accelerator", "exact")
     )
     assert one.report.engine == "accelerator"
@@ -194,7 +193,7 @@ def test_the_smallest_are_found_through_groups(width: int) -> None:
 CHILD = """
 import json, sys
 import jax, numpy as np
-from icql.retrieval import ContextSettings, accelerator, build_neighbours, plan, retrieve
+from icql.retrieval import accelerator, retrieve
 accelerator.QUERIES = 64
 states = np.random.default_rng(0).normal(size=(1500, 4)).astype(np.float32)
 ids, _ = retrieve(states, states[:901], 10, engine="accelerator")  # 901 is not a multiple of 4

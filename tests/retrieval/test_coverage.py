@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from icql.cli import data_coverage
 from icql.data import Transitions, load_dataset
 from icql.errors import UserError
-from icql.retrieval import coverage as module
+from icql.retrieval import retriever as module
 from icql.retrieval.coverage import Coverage, coverage
 
 Paths = np.ndarray  # (episodes, steps + 1, dimensions)
@@ -66,6 +66,7 @@ def test_distances_equal_brute_force(
     episodes: int, steps: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FEW", few)  # both ways to find states of other episodes
+    monkeypatch.setattr(module, "LONG", 10)
     data = transitions(wandering(episodes, steps=steps))
     ks = (1, 3, 8)
     found = coverage(data, ks)

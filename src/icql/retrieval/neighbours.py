@@ -1,0 +1,363 @@
+"""The neighbour tables of a dataset: the contexts of every s and every s', computed once.
+
+Every block of rows is compared with every part of the dataset.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from icql.data.transitions import Transitions
+from icql.errors import UserError
+from icql.retrieval import cache
+from icql.retrieval.cache import Draft, Neighbours, SearchReport
+from icql.retrieval.index import ROOM, Progress
+from icql.retrieval.metric import Ids, Points, Rows, check_rows, distances, nearest_first
+from icql.retrieval.retriever import (
+    Nearest,
+    Retriever,
+    resolve_engine,
+    sample_rows,
+    silent,
+)
+from icql.settings.data import ContextSettings
+
+BLOCK = 64_000  # rows whose contexts are found at once: a few seconds of work that may be lost
+FIXED = 16_000_000  # bytes of one block of faiss's matrix products
+WHOLE = 8  # times `ROOM`, to have room for the candidates of a block's queries
+LEAST = 512  # rows; every block is a multiple of it
+AHEAD = 3  # blocks that are worked on at once where there is an accelerator
+T = TypeVar("T")
+
+
+def build_neighbours(
+    transitions: Transitions,
+    settings: ContextSettings,
+    *,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+    memory: int | None = None,
+    old: Neighbours | None = None,
+) -> Neighbours:
+    """Retrieve the contexts Ω_s and Ω_s' of every transition from the dataset itself.
+
+    The database is the dataset's states; the queries are its states and its next states.
+
+    With a cache, tables are kept by the content of data and settings, a build that is broken off
+    goes on where it stopped, and exact tables of a dataset that this one begins with are extended.
+
+    Args:
+        transitions: the dataset; its arrays may be mapped files far larger than `memory`.
+        settings: metric, strategy, k, what is left out.
+        cache_dir: where tables are kept; None: nowhere.
+        progress: called block by block with a label and the share done of what is left to do.
+        memory: bytes that the search may take (mapped files do not count); None: no limit. The
+            tables themselves must then be files, in the cache. Exact tables do not depend on it.
+        old: tables of the first rows, to be extended (`append_neighbours`).
+
+    Raises:
+        UserError: if the data, the settings or the cache cannot be used, or `memory` is too small.
+    """
+    engine = resolve_engine(settings, len(transitions))
+    [identity] = cache.identify(transitions, settings, engine, [len(transitions)])
+    if old is not None:
+        _check_old(old, transitions, settings, engine)
+    if cache_dir is not None and (found := cache.load(cache_dir, identity.key)) is not None:
+        return found
+    if memory is not None and cache_dir is None:
+        raise UserError(
+            "with a limit the tables must be files.", where="memory", fix="Give a cache folder."
+        )
+    source = f"{transitions.info.source or transitions.info.name}: "
+    rewards, episode = transitions.rewards, transitions.episode
+    retriever = Retriever(transitions.states, rewards, settings, episode=episode, source=source)
+    check_rows(transitions.next_states, f"{source}next_states")
+    if old is not None and len(old.state) == len(transitions):
+        return old
+    if settings.strategy != "similar":
+        old = None
+    elif old is None and cache_dir is not None and engine != "approximate":
+        old = cache.earlier(cache_dir, transitions, settings, engine)
+    schedule = plan_work(retriever, 0 if old is None else len(old.state), memory)
+    try:
+        return _compute(
+            retriever, transitions, schedule, old, identity, cache_dir, progress or silent
+        )
+    except UserError:
+        # Another process may have finished the same tables and taken the draft with it.
+        if cache_dir is not None and (found := cache.load(cache_dir, identity.key)) is not None:
+            return found
+        raise
+
+
+def append_neighbours(
+    old: Neighbours,
+    transitions: Transitions,
+    settings: ContextSettings,
+    *,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+    memory: int | None = None,
+) -> Neighbours:
+    """Extend the tables of a dataset to one with more episodes at its end.
+
+    Only what changes is computed: the old rows are compared with the new ones, the new rows with
+    all. Exact tables equal those of `build_neighbours`. Contexts by reward or at random can change
+    altogether by new rows and are built anew.
+
+    `old` are the tables of the first rows of `transitions` with the same `settings`, or a UserError
+    says that they are not; the rest is as of `build_neighbours`.
+    """
+    return build_neighbours(
+        transitions, settings, cache_dir=cache_dir, progress=progress, memory=memory, old=old
+    )
+
+
+def distances_of(
+    transitions: Transitions, neighbours: Neighbours, settings: ContextSettings
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The distances (N, k) of the context states from each s, and from each s'."""
+    found = []
+    for queries, table in (
+        (transitions.states, neighbours.state),
+        (transitions.next_states, neighbours.next_state),
+    ):
+        away = np.empty(table.shape, np.float32)
+        for rows in _cut(0, len(table), BLOCK):
+            ids = table[rows].astype(np.int64)
+            away[rows] = distances(transitions.states, queries[rows], ids, settings.metric)
+        found.append(away)
+    return found[0], found[1]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Contexts are found for `block` rows at once, in `chunk` rows of the dataset at once.
+
+    The first `known` rows have tables already, which say all about these rows.
+    """
+
+    rows: int
+    known: int
+    chunk: int
+    block: int
+    room: int = ROOM  # float64 numbers that a search may work on at once
+
+    @property
+    def chunks(self) -> list[slice]:
+        """The parts of the dataset that are searched one after the other."""
+        return _cut(0, self.known, self.chunk) + _cut(self.known, self.rows, self.chunk)
+
+    @property
+    def blocks(self) -> list[slice]:
+        """The rows whose contexts are found together."""
+        return _cut(0, self.known, self.block) + _cut(self.known, self.rows, self.block)
+
+
+def plan_work(retriever: Retriever, known: int, memory: int | None) -> Schedule:
+    """Cut the work so that it takes at most about `memory` bytes; None: as much as is useful.
+
+    On an accelerator that is all queries of a block: it sorts them by place first.
+
+    Beyond what faiss takes at any size, half is for the part of the dataset that is searched (its
+    float32 rows twice, and ids), a quarter for the rows whose contexts are found, a quarter for
+    ranking.
+    """
+    (rows, columns), engine = retriever.states.shape, retriever.engine
+    if memory is None:
+        room = WHOLE * ROOM if engine == "accelerator" else ROOM
+        return Schedule(rows, known, rows, BLOCK, room)
+    wanted = min(retriever.first_asked, rows)
+    searched = 8 * columns + 80
+    if retriever.settings.metric == "cosine":
+        searched += 8 * (columns + 2)
+    found = 16 * columns + 80 + 128 * wanted
+    part = (memory - FIXED) // 4
+    chunk, block = 2 * part // searched, part // found // LEAST * LEAST
+    if chunk < LEAST or block < LEAST:
+        least = FIXED + LEAST * max(2 * searched, 4 * found)
+        raise UserError(
+            f"{memory:,} bytes are too few to find {wanted} neighbours in {columns} columns.",
+            where="memory",
+            fix=f"Give at least {least:,} bytes.",
+        )
+    return Schedule(rows, known, chunk, min(block, BLOCK), min(ROOM, part // 16))
+
+
+def _cut(start: int, stop: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, stop)) for i in range(start, stop, size)]
+
+
+def _count(rows: slice) -> int:
+    return int(rows.stop - rows.start)
+
+
+def _check_old(
+    old: Neighbours, transitions: Transitions, settings: ContextSettings, engine: str
+) -> None:
+    rows = len(old.state)
+    if rows <= len(transitions):
+        [expected] = cache.identify(transitions, settings, engine, [rows])
+        if expected.key == old.key:
+            return
+    raise UserError(
+        f"are not the tables of the first {rows:,} rows of this data with these settings.",
+        where="old",
+        fix="Build the tables anew.",
+    )
+
+
+def _compute(
+    retriever: Retriever,
+    data: Transitions,
+    schedule: Schedule,
+    old: Neighbours | None,
+    identity: cache.Identity,
+    cache_dir: Path | None,
+    progress: Progress,
+) -> Neighbours:
+    start = time.monotonic()
+    rows = len(data)
+    draft = Draft(identity, (len(data), retriever.settings.k), cache_dir, repr(schedule))
+    _fill(draft, retriever, data, schedule, old, progress)
+    mean = np.sum([draft.finished[block.start] for block in schedule.blocks], axis=0) / rows
+    worst = min(draft.calibrations.values(), key=lambda found: found.recall, default=None)
+    report = SearchReport(
+        engine=retriever.engine,
+        states=rows,
+        queries=2 * rows,
+        recall=1.0 if worst is None else worst.recall,
+        sample=0 if worst is None else worst.sample,
+        probes=max((found.probes for found in draft.calibrations.values()), default=0),
+        seconds=time.monotonic() - start,
+        mean_distance=tuple(mean[0].tolist()),
+        next_mean_distance=tuple(mean[1].tolist()),
+    )
+    return draft.publish(report)
+
+
+def _fill(
+    draft: Draft,
+    retriever: Retriever,
+    data: Transitions,
+    schedule: Schedule,
+    old: Neighbours | None,
+    progress: Progress,
+) -> None:
+    """Find the contexts of all blocks that are not finished; `old` are known tables."""
+    ahead = retriever.engine == "accelerator"
+    searched = {block.start: _searched(draft, schedule, block) for block in schedule.blocks}
+    everything = [slice(0, schedule.rows)]  # a random context is not searched for
+    work = [
+        (chunk, [block for block in schedule.blocks if searched[block.start] < chunk.stop])
+        for chunk in (everything if retriever.engine == "random" else schedule.chunks)
+    ]
+    meter = _Meter(progress, sum(_count(block) for _, todo in work for block in todo))
+    span = retriever.space.extent(data.next_states, data.states)
+
+    def merged(one: tuple[Ids, Rows], other: tuple[Ids, Rows]) -> tuple[Ids, Rows]:
+        ids, away = (np.concatenate(both, axis=1) for both in zip(one, other, strict=True))
+        return nearest_first(ids, away, retriever.keep)
+
+    def compare(chunk: slice, todo: list[slice]) -> None:
+        # A function of its own: one part of the dataset leaves memory before the next comes.
+        search = None
+        if retriever.engine != "random":
+            part, count = range(chunk.start, chunk.stop), 2 * sum(map(_count, todo))
+            approximate = retriever.engine == "approximate"
+            sample = _sample(data, retriever.settings.seed) if approximate else None
+            search = Nearest(retriever, part, span, count, sample, schedule.room)
+
+        def find(block: slice) -> tuple[Points, tuple[Ids, Rows]]:
+            if not ahead:
+                meter.begin(_count(block))
+            # The states and then the next states: most s' are the s of the next row.
+            queries = np.concatenate((data.states[block], data.next_states[block]))
+            own = np.arange(block.start, block.stop)
+            of_next = own if retriever.settings.exclude == "episode" else np.full_like(own, -1)
+            left_out = retriever.left_out(queries, np.concatenate((own, of_next)))
+            told = silent if ahead else meter
+            return queries, retriever.nearest(queries, left_out, told, search)
+
+        results = _ahead(find, todo) if ahead else map(find, todo)
+        for block, (queries, found) in zip(todo, results, strict=True):
+            meter.begin(_count(block))
+            if (before := draft.kept(block.start)) is not None:
+                found = merged(before[1:], found)
+            elif old is not None and block.stop <= schedule.known:
+                known = np.concatenate((old.state[block], old.next_state[block])).astype(np.int64)
+                away = distances(data.states, queries, known, retriever.settings.metric)
+                found = merged((known, away), found)
+            if search is not None and search.calibrations:
+                worst = min(search.calibrations.values(), key=lambda one: one.recall)
+                draft.calibrate(chunk.start, worst)
+            if chunk.stop < schedule.rows:
+                draft.keep(block.start, (chunk.stop, *found))
+            else:
+                draft.finish(block, *retriever.choose(*found))
+            meter("search", 1.0)
+            meter.end()
+
+    for chunk, todo in work:
+        if todo:
+            compare(chunk, todo)
+
+
+def _sample(data: Transitions, seed: int) -> Points:
+    """Some of all queries, drawn by `seed`."""
+    drawn = sample_rows(2 * len(data), seed)
+    of_s, of_next = drawn[drawn < len(data)], drawn[drawn >= len(data)] - len(data)
+    return np.concatenate((data.states[of_s], data.next_states[of_next]))
+
+
+def _ahead(find: Callable[[slice], T], todo: list[slice]) -> Iterator[T]:
+    """What `find` gives for each block; the next are begun before the last is used.
+
+    So the host prepares and ranks one block while an accelerator is at work on another.
+    """
+    with ThreadPoolExecutor(AHEAD) as pool:
+        begun = deque(pool.submit(find, block) for block in todo[:AHEAD])
+        for following in (*todo[AHEAD:], *[None] * AHEAD):
+            if begun:
+                found = begun.popleft().result()
+                if following is not None:
+                    begun.append(pool.submit(find, following))
+                yield found
+
+
+def _searched(draft: Draft, schedule: Schedule, block: slice) -> int:
+    """How many of the dataset's first rows a block has been compared with."""
+    if block.start in draft.finished:
+        return schedule.rows
+    if (kept := draft.kept(block.start)) is not None:
+        return kept[0]
+    return schedule.known if block.stop <= schedule.known else 0
+
+
+class _Meter:
+    """Turns the progress of one search after another into that of the whole; never backwards."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total = progress, max(1, total)
+        self._done = self._size = 0
+        self._shown = 0.0
+
+    def begin(self, size: int) -> None:
+        self._size = size
+
+    def end(self) -> None:
+        self._done, self._size = self._done + self._size, 0
+
+    def __call__(self, label: str, share: float) -> None:
+        now = (self._done + share * self._size) / self._total
+        self._shown = max(self._shown, min(1.0, now))
+        self._progress(label, self._shown)

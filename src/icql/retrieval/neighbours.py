@@ -273,7 +273,8 @@ def _fill(
         search = None
         if retriever.engine != "random":
             part, count = range(chunk.start, chunk.stop), 2 * sum(map(_count, todo))
-            sample = _sample(data, retriever.settings.seed)
+            approximate = retriever.engine == "approximate"
+            sample = _sample(data, retriever.settings.seed) if approximate else None
             search = Nearest(retriever, part, span, count, sample, schedule.room)
 
         def find(block: slice) -> tuple[Points, tuple[Ids, Rows]]:

@@ -224,7 +224,8 @@ class Retriever:
         away = np.full(ids.shape, np.inf)
 
         def ask(asked: Nearest, some: Ids, wanted: int) -> None:
-            found, far = asked(queries[some], min(wanted, len(asked)), progress)
+            these = queries if len(some) == len(queries) else queries[some]  # no copy of all
+            found, far = asked(these, min(wanted, len(asked)), progress)
             out = left_out.mask(some, found)
             ids[some], away[some] = nearest_left(found, far, out, self.keep)
 

@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -186,16 +185,6 @@ def reading(kind: str, path: Path, *reasons: type[BaseException]) -> Iterator[No
             f"it cannot be read as {kind} ({text}).",
             where=str(path),
             fix="It may be truncated or damaged: write or fetch it again.",
-        ) from error
-
-
-def optional(module: str, says: str, extra: str, where: str) -> Any:
-    """A module of a package that only some data needs; without it, say which extra has it."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise UserError(
-            f"{says} and is not installed.", where=where, fix=f"pip install 'icql[{extra}]'"
         ) from error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,15 +43,13 @@ def load_policy(run: str | Path) -> TrainedPolicy:
     """Load the final policies of a run; nothing of the data or of retrieval is needed."""
     folder, plan, algorithm = _opened(run)
     _require_finished(folder, folder.policy_path)
-    width = (len(plan.members), folder.manifest["observation_dim"])
-    like = eqx.filter_eval_shape(
-        lambda keys: Standardised(
-            eqx.filter_vmap(lambda k: algorithm.policy(algorithm.init(k)))(keys),
-            jnp.zeros(width),
-            jnp.ones(width),
-        ),
-        _keys(plan),
-    )
+    width = algorithm.spec.observation_dim
+
+    def made(key: Any) -> Standardised:
+        policy: Any = algorithm.policy(algorithm.init(key))
+        return Standardised(policy, jnp.zeros(width), jnp.ones(width))
+
+    like = _stacked(plan, made)
     task = None if plan.task is None else get_task(plan.task)
     return TrainedPolicy(load_weights(folder.policy_path, like), plan.members, task)
 
@@ -67,10 +65,7 @@ def load_critic(run: str | Path, *, dataset: str | Path | None = None) -> Traine
     _require_finished(folder, folder.critic_path)
     data = load_dataset(dataset or plan.dataset, task=plan.task)
     folder.check_data(data)
-    like = eqx.filter_eval_shape(
-        lambda keys: eqx.filter_vmap(lambda k: algorithm.critic(algorithm.init(k)))(keys),
-        _keys(plan),
-    )
+    like = _stacked(plan, lambda k: algorithm.critic(algorithm.init(k)))
     return TrainedCritic(
         load_weights(folder.critic_path, like),
         plan.members,
@@ -214,8 +209,10 @@ def _opened(run: str | Path) -> tuple[RunFolder, Plan, Algorithm[Any]]:
     return folder, plan, make_algorithm(plan.algo, plan.settings, spec)
 
 
-def _keys(plan: Plan) -> Any:
-    return jax.eval_shape(lambda: jnp.stack([jax.random.key(m.seed) for m in plan.members]))
+def _stacked(plan: Plan, make: Callable[[Any], Any]) -> Any:
+    """Shapes of what `make` gives for a key, stacked along a leading axis of members."""
+    keys = jax.eval_shape(lambda: jnp.stack([jax.random.key(m.seed) for m in plan.members]))
+    return eqx.filter_eval_shape(eqx.filter_vmap(make), keys)
 
 
 def _index(

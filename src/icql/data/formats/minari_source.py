@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from icql.data.arrays import IN_MEMORY, Floats, Room, optional
+from icql.data.arrays import IN_MEMORY, Floats, Room
 from icql.data.formats.npz import check_chain
 from icql.data.tasks import Task
 from icql.data.transitions import DataInfo, Source, Steps
@@ -166,7 +166,14 @@ def _box(rows: Floats) -> Any:
 
 
 def _minari(source: str) -> Any:
-    return optional("minari", "Minari is needed for it", "minari", source)
+    try:
+        return import_module("minari")
+    except ImportError as error:
+        raise UserError(
+            "Minari is needed for it and is not installed.",
+            where=source,
+            fix="pip install 'icql[minari]'",
+        ) from error
 
 
 def _steps(episodes: list[Any], source: str) -> Steps:

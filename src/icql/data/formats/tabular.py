@@ -19,17 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from icql.data.arrays import (
-    Bools,
-    Floats,
-    Room,
-    Rows,
-    blocks,
-    flags,
-    not_finite,
-    optional,
-    say_size,
-)
+from icql.data.arrays import Bools, Floats, Room, Rows, blocks, flags, not_finite, say_size
 from icql.data.formats.mapping import Columns
 from icql.data.tasks import Task, find_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
@@ -293,7 +283,14 @@ class LogTable:
 
 def arrow(module: str, path: Path) -> Any:
     """A module of PyArrow, which only these logs need."""
-    return optional(module, "PyArrow is needed for CSV and Parquet", "logs", str(path))
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(
+            "PyArrow is needed for CSV and Parquet and is not installed.",
+            where=str(path),
+            fix="pip install 'icql[logs]'",
+        ) from error
 
 
 def _placed(values: Bools, place: Rows | None) -> Bools:

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from icql.data.pictures import BLUE, GREY, ORANGE, draw_map, figure, inline
 from icql.data.tasks import Task
 from icql.data.transitions import Source, Steps, Transitions
-from icql.data.validation.findings import Finding, Findings, counted
+from icql.data.validation.findings import Findings, counted
 from icql.files import atomic
 
 STYLE = """
@@ -109,17 +109,14 @@ def _numbers(steps: Steps, data: Transitions, task: Task | None) -> str:
 
 
 def _listed(findings: Findings) -> str:
-    parts = [_finding(finding, "error") for finding in findings.errors]
-    parts += [_finding(finding, "warning") for finding in findings.warnings]
-    return f"<h2>Findings</h2>{''.join(parts) or '<p>None.</p>'}"
-
-
-def _finding(finding: Finding, kind: str) -> str:
-    return (
+    parts = (
         f'<div class="finding"><strong class="{kind}">{kind}: {escape(finding.rule)}</strong> '
         f'<span class="where">{escape(" · ".join(finding.place))}</span>'
         f"<p>{escape(finding.message)}</p></div>"
+        for kind, found in (("error", findings.errors), ("warning", findings.warnings))
+        for finding in found
     )
+    return f"<h2>Findings</h2>{''.join(parts) or '<p>None.</p>'}"
 
 
 def _pictures(data: Transitions) -> str:

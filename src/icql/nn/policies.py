@@ -86,10 +86,9 @@ class DeterministicPolicy(eqx.Module):
         return self.net(s, key=key)
 
 
-class GaussianPolicy(eqx.Module):
+class GaussianPolicy(DeterministicPolicy):
     """N(tanh(MLP(s)), diag(exp(log_std))²): IQL's policy, its spread independent of the state."""
 
-    net: MLP
     log_std: Float[Array, " act"]
 
     def __init__(
@@ -101,16 +100,8 @@ class GaussianPolicy(eqx.Module):
         key: PRNGKeyArray,
         dropout: float = 0.0,
     ) -> None:
-        self.net = MLP(
-            observation_dim, hidden, action_dim, final_activation="tanh", dropout=dropout, key=key
-        )
+        super().__init__(observation_dim, action_dim, hidden, dropout=dropout, key=key)
         self.log_std = jnp.zeros(action_dim)
-
-    def __call__(
-        self, s: Float[Array, "... obs"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "... act"]:
-        """Return the mean action; `key` turns dropout on."""
-        return self.net(s, key=key)
 
     def log_prob(
         self,

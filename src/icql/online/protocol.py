@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -25,7 +24,7 @@ from icql.data.npz import write_npz
 from icql.data.tasks import Task, get_task
 from icql.data.transitions import Steps
 from icql.errors import UserError, nearest
-from icql.files import write_json
+from icql.files import file_hash, write_json
 from icql.nn.policies import TanhGaussianPolicy
 from icql.online.envs import EnvGroup
 from icql.online.journal import PART_BYTES, Episode, Journal
@@ -126,8 +125,8 @@ def write_dataset(path: Path, steps: Steps, task: Task, facts: dict[str, Any]) -
     used = {name: found for name, found in versions().items() if name != "platform"}
     provenance = {"env": task.env_id, **facts, **describe(steps, task), "versions": used}
     write_npz(path, steps, {"task": task.name, "provenance": provenance})
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    provenance |= {"file": path.name, "bytes": path.stat().st_size, "sha256": digest}
+    size = path.stat().st_size
+    provenance |= {"file": path.name, "bytes": size, "sha256": file_hash(path)}
     write_json(path.with_suffix(".json"), provenance)
     return provenance
 
@@ -248,7 +247,10 @@ class _Maker:
         facts: dict[str, Any] = {"algorithm": "SAC", "settings": asdict(self.settings)}
         if level == "random":
             return self._sampled("random"), facts
-        run = self._train("end" if level in ("expert", "medium-expert") else "medium")
+        until: Until = "end" if level in ("expert", "medium-expert") else "medium"
+        run = train_online(
+            self.task, self.settings, self.folder, until=until, progress=self.progress
+        )
         facts["evaluations"] = [{"step": e.step, "return": e.mean} for e in run.evaluations]
         if level == "expert":
             return self._sampled("expert"), facts
@@ -261,11 +263,6 @@ class _Maker:
                 return self._sampled("medium"), facts
             case "medium-expert":
                 return concatenate([self._sampled("medium"), self._sampled("expert")]), facts
-
-    def _train(self, until: Until) -> OnlineRun:
-        return train_online(
-            self.task, self.settings, self.folder, until=until, progress=self.progress
-        )
 
     def _policy(self, which: Which) -> TanhGaussianPolicy:
         if which != "random":

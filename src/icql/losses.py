@@ -8,7 +8,11 @@ from jaxtyping import Array, Float
 
 from icql.settings.algorithms import TD3BCForm
 
-Number = float | Float[Array, ""]  # a setting is an entry of an array where a grid varies it
+Scalar = Float[Array, ""]
+Number = float | Scalar  # a setting is an entry of an array where a grid varies it
+Values = Float[Array, " batch"]
+Ensemble = Float[Array, "critics batch"]
+Actions = Float[Array, "batch act"]
 
 
 def expectile(u: Float[Array, "..."], tau: Number) -> Float[Array, "..."]:
@@ -16,25 +20,18 @@ def expectile(u: Float[Array, "..."], tau: Number) -> Float[Array, "..."]:
     return jnp.where(u < 0, 1 - tau, tau) * u**2
 
 
-def bellman_target(
-    r: Float[Array, " batch"],
-    mask: Float[Array, " batch"],
-    v_next: Float[Array, " batch"],
-    discount: Number,
-) -> Float[Array, " batch"]:
+def bellman_target(r: Values, mask: Values, v_next: Values, discount: Number) -> Values:
     """y = r + γ (1 − done) V(s'); `mask` is 1 − done."""
     return r + discount * mask * v_next
 
 
-def advantage_weights(
-    advantage: Float[Array, " batch"], beta: Number, limit: Number
-) -> Float[Array, " batch"]:
+def advantage_weights(advantage: Values, beta: Number, limit: Number) -> Values:
     """min(exp(β A), limit): the weights of advantage-weighted regression (IQL)."""
     # the exponent is capped first: exp(β A) itself may overflow before the minimum is taken
     return jnp.exp(jnp.minimum(beta * advantage, jnp.log(limit)))
 
 
-def normalised_q(q: Float[Array, " batch"]) -> Float[Array, " batch"]:
+def normalised_q(q: Values) -> Values:
     """Q / E|Q|, the scale held constant under the gradient (TD3+BC's λ)."""
     # a local critic is exactly 0 where no reward was retrieved: keep the quotient finite
     return q / jnp.maximum(jax.lax.stop_gradient(jnp.abs(q).mean()), 1e-6)
@@ -47,19 +44,12 @@ def smoothed_action(
     return jnp.clip(a + jnp.clip(spread * noise, -limit, limit), -1, 1)
 
 
-def cloning_actor_loss(
-    q: Float[Array, " batch"], difference: Float[Array, "batch act"], weight: Number
-) -> Float[Array, ""]:
+def cloning_actor_loss(q: Values, difference: Actions, weight: Number) -> Scalar:
     """E[−Q(s, π(s)) + weight · ‖π(s) − a‖²], `difference` being π(s) − a (ReBRAC's actor)."""
     return (weight * (difference**2).sum(-1) - q).mean()
 
 
-def td3bc_actor_loss(
-    q: Float[Array, " batch"],
-    difference: Float[Array, "batch act"],
-    weight: Number,
-    form: TD3BCForm,
-) -> Float[Array, ""]:
+def td3bc_actor_loss(q: Values, difference: Actions, weight: Number, form: TD3BCForm) -> Scalar:
     """What TD3+BC's actor minimises, for `q` = Q(s, π(s)) and `difference` = π(s) − a.
 
     original (Fujimoto & Gu 2021): E[−weight · Q/E|Q| + mean_j (π_j(s) − a_j)²];
@@ -75,19 +65,17 @@ def td3bc_actor_loss(
             return cloning_actor_loss(q, difference, weight)
 
 
-def rebrac_value(
-    q_next: Float[Array, " batch"], difference: Float[Array, "batch act"], weight: Number
-) -> Float[Array, " batch"]:
+def rebrac_value(q_next: Values, difference: Actions, weight: Number) -> Values:
     """min_i Q̄_i(s', ã') − β₂ ‖ã' − a'‖², with a' of the data (ReBRAC's critic)."""
     return q_next - weight * (difference**2).sum(-1)
 
 
 def conservative_gap(
-    q: Float[Array, "critics batch"],
+    q: Ensemble,
     q_sampled: Float[Array, "critics samples batch"],
     log_density: Float[Array, "samples batch"],
     temperature: Number,
-) -> Float[Array, "critics batch"]:
+) -> Ensemble:
     """log Σ_a exp(Q(s, a)) − Q(s, a_data): what CQL(H) pushes down.
 
     The sum over all actions is estimated from samples, each divided by the density it was drawn
@@ -98,51 +86,32 @@ def conservative_gap(
     return temperature * jax.scipy.special.logsumexp(scaled, axis=1) - q
 
 
-def mild_value(
-    q_next: Float[Array, " batch"], v_next: Float[Array, " batch"], mixture: Number
-) -> Float[Array, " batch"]:
+def mild_value(q_next: Values, v_next: Values, mixture: Number) -> Values:
     """λ min_i Q̄_i(s', π(s')) + (1 − λ) V(s'): DMG's mild generalisation propagation."""
     return mixture * q_next + (1 - mixture) * v_next
 
 
-def dmg_actor_loss(
-    q: Float[Array, " batch"],
-    difference: Float[Array, "batch act"],
-    weights: Float[Array, " batch"],
-    penalty: Number,
-) -> Float[Array, ""]:
+def dmg_actor_loss(q: Values, difference: Actions, weights: Values, penalty: Number) -> Scalar:
     """E[−Q/E|Q| + ν · mean_j w (π_j(s) − a_j)²], w the clipped exp(β A): DMG's mild actions."""
     return -normalised_q(q).mean() + penalty * (weights * (difference**2).mean(-1)).mean()
 
 
-def soft_value(
-    q: Float[Array, "critics batch"],
-    log_prob: Float[Array, " batch"],
-    temperature: Float[Array, ""],
-) -> Float[Array, " batch"]:
+def soft_value(q: Ensemble, log_prob: Values, temperature: Scalar) -> Values:
     """min_i Q̄_i(s', ã') − α log π(ã'|s')  (SAC's value of the next state)."""
     return q.min(0) - temperature * log_prob
 
 
-def soft_critic_loss(
-    q: Float[Array, "critics batch"], y: Float[Array, " batch"]
-) -> Float[Array, ""]:
+def soft_critic_loss(q: Ensemble, y: Values) -> Scalar:
     """Σ_i ½ E (Q_i(s, a) − y)²  (SAC's critic loss)."""
     return 0.5 * ((q - y) ** 2).mean(-1).sum()
 
 
-def soft_actor_loss(
-    q: Float[Array, "critics batch"],
-    log_prob: Float[Array, " batch"],
-    temperature: Float[Array, ""],
-) -> Float[Array, ""]:
+def soft_actor_loss(q: Ensemble, log_prob: Values, temperature: Scalar) -> Scalar:
     """E [α log π(ã|s) − min_i Q_i(s, ã)]  (SAC's policy loss)."""
     return (temperature * log_prob - q.min(0)).mean()
 
 
-def temperature_loss(
-    log_temperature: Float[Array, ""], log_prob: Float[Array, " batch"], target_entropy: Number
-) -> Float[Array, ""]:
+def temperature_loss(log_temperature: Scalar, log_prob: Values, target_entropy: Number) -> Scalar:
     """E [−α log π(ã|s) − α H̄]  (SAC's temperature loss); α = exp(log α) > 0."""
     return -(jnp.exp(log_temperature) * (log_prob + target_entropy)).mean()
 
@@ -162,11 +131,8 @@ def flow_matching(
 
 
 def distillation_loss(
-    q: Float[Array, " batch"],
-    a: Float[Array, "batch act"],
-    a_flow: Float[Array, "batch act"],
-    alpha: Number,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    q: Values, a: Actions, a_flow: Actions, alpha: Number
+) -> tuple[Scalar, Scalar]:
     """E[−Q(s, μ(s, z)) + α mean_j (μ_j(s, z) − a_flow,j)²], and the distance alone (FQL's actor).
 
     `q` is of the clipped action, the distance of `a` = μ(s, z) as it is.
@@ -176,11 +142,8 @@ def distillation_loss(
 
 
 def chunk_target(
-    r: Float[Array, "batch h"],
-    mask: Float[Array, "batch h"],
-    v_next: Float[Array, " batch"],
-    discount: Number,
-) -> Float[Array, " batch"]:
+    r: Float[Array, "batch h"], mask: Float[Array, "batch h"], v_next: Values, discount: Number
+) -> Values:
     """y = Σ_{i<h} γ^i r_{t+i} + γ^h (1 − done) V(s_{t+h}): QC's h-step target.
 
     The rewards and masks of one chunk; `mask` of its last step is 1 − done.
@@ -191,6 +154,6 @@ def chunk_target(
     ] * v_next
 
 
-def masked_mean(loss: Float[Array, "batch ..."], valid: Array) -> Float[Array, ""]:
+def masked_mean(loss: Float[Array, "batch ..."], valid: Array) -> Scalar:
     """Mean over the whole batch of a loss that counts only where `valid` (QC's convention)."""
     return jnp.where(valid, loss, 0).mean()

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from icql.algos.actor_critic import CriticLearner
 from icql.algos.base import Batch, Spec, Transition
+from icql.algos.iql import IQL
 from icql.algos.presets import resolve_preset
 from icql.algos.registry import make_algorithm
 from icql.data.transitions import Transitions
+from icql.settings.algorithms import IQLSettings
 from icql.settings.change import override
-from icql.settings.shared import CriticSettings
 from icql.training.device import Normaliser, reward_range
 
 OBS, ACT, ROWS = 3, 2, 8
@@ -50,11 +50,11 @@ def critics_after_an_update(name: str, changes: dict, rewards: tuple[float, floa
 
 
 def test_bounds_by_hand():
-    values, settings = jnp.array([-30.0, 1.0, 30.0]), CriticSettings(discount=0.9)
-    bound = CriticSettings(discount=0.9, bound_values=True)
+    values, settings = jnp.array([-30.0, 1.0, 30.0]), IQLSettings(discount=0.9)
+    bound = IQLSettings(discount=0.9, bound_values=True)
 
     def bounded(values, settings, spec):
-        return CriticLearner(settings, spec).bounded(values)
+        return IQL(settings, spec).bounded(values)
 
     for rewards, expected in {
         (-1.0, 2.0): [-10.0, 1.0, 20.0],

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from icql.algos.base import Batch, Learner, Needs, Spec
+from icql.algos.base import Algorithm, Batch, Needs, Spec
 from icql.algos.optimise import adam
 from icql.nn.critics import Critics, global_critics, local_critics
 from icql.nn.mlp import Activation, in_precision
@@ -23,8 +23,8 @@ S = TypeVar("S", bound=CriticSettings | FlowSettings)
 
 
 @dataclass(frozen=True)
-class CriticLearner(Learner[S]):
-    """A :class:`Learner` that :class:`HasCritics`; its state has them, with an optimiser, as `q`.
+class CriticLearner(Algorithm[S]):
+    """A :class:`Algorithm` that :class:`HasCritics`; its state has them, with an optimiser, as `q`.
 
     Values may be global or, with `critic = local`, conditioned on the retrieved context.
     """

@@ -9,6 +9,7 @@ and no algorithm by name.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
@@ -26,7 +27,6 @@ from icql.settings.run import Precision
 from icql.settings.shared import AlgorithmSettings
 
 Metrics = dict[str, Array]
-State = TypeVar("State")
 S = TypeVar("S", bound=AlgorithmSettings)
 
 
@@ -93,39 +93,39 @@ class Spec:
     precision: Precision = "float32"  # of the matrix products of updates
 
 
-@runtime_checkable
-class Algorithm(Protocol[State]):
-    """(settings, spec) → init → update → policy."""
+@dataclass(frozen=True)
+class Algorithm(ABC, Generic[S]):
+    """(settings, spec) → init → update → policy. Its state has the policy, trained, as `pi`."""
 
-    def __init__(self, settings: Any, spec: Spec) -> None: ...
-
-    @property
-    def settings(self) -> AlgorithmSettings:
-        """What it was made with."""
-
-    @property
-    def spec(self) -> Spec:
-        """What it was made for."""
+    settings: S
+    spec: Spec
 
     @property
     def needs(self) -> Needs:
-        """The kind of batch that `update` expects."""
+        """The kind of batch that `update` expects: plain transitions, where not said otherwise."""
+        return Needs()
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """What its user can try where training diverges, each as a command with its option."""
+        """What its user can try where training diverges, by option."""
+        return ("lower --learning-rate",)
 
-    def init(self, key: PRNGKeyArray) -> State:
+    @abstractmethod
+    def init(self, key: PRNGKeyArray) -> Any:
         """Fresh networks and optimiser states, the products of networks in the spec's precision."""
 
-    def update(self, state: State, batch: Batch, key: PRNGKeyArray) -> tuple[State, Metrics]:
+    @abstractmethod
+    def update(self, state: Any, batch: Batch, key: PRNGKeyArray) -> tuple[Any, Metrics]:
         """Gradient steps on every network; pure, so that it can be scanned and vmapped."""
 
-    def policy(self, state: State) -> Policy:
+    def policy(self, state: Any) -> Policy:
         """The policy as trained so far; its products in float32."""
+        policy: Policy = in_precision(state.pi.model, "float32")
+        return policy
 
-    def diagnose(self, state: State, batch: Batch) -> dict[str, Any]:
-        """Costlier looks at the networks, taken once per evaluation (may be empty)."""
+    def diagnose(self, state: Any, batch: Batch) -> dict[str, Any]:
+        """Costlier looks at the networks, taken once per evaluation; in float32."""
+        return {}
 
 
 @runtime_checkable
@@ -137,32 +137,4 @@ class HasCritics(Protocol):
 
     def value_range(self) -> tuple[float, float]:
         """The least and largest value that a policy can have, by the rewards of the data."""
-
-
-@dataclass(frozen=True)
-class Learner(Generic[S]):
-    """An algorithm without its `init` and `update`, which stand in its own file.
-
-    Its state has the policy, with its optimiser, as `pi`.
-    """
-
-    settings: S
-    spec: Spec
-
-    @property
-    def needs(self) -> Needs:
-        """Plain transitions."""
-        return Needs()
-
-    @property
-    def remedies(self) -> tuple[str, ...]:
-        """A smaller step: what is learned by regression alone has no other brake."""
-        return ("lower --learning-rate",)
-
-    def policy(self, state: Any) -> Any:
-        """Return the policy as trained so far."""
-        return in_precision(state.pi.model, "float32")
-
-    def diagnose(self, state: Any, batch: Batch) -> dict[str, Any]:
-        """Look at nothing more."""
-        return {}
+        ...

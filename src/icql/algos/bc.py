@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import equinox as eqx
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.base import Batch, Learner, Metrics
+from icql.algos.base import Algorithm, Batch, Metrics
 from icql.algos.optimise import Trained, adam, descend, start
 from icql.nn.mlp import in_precision
 from icql.nn.policies import DeterministicPolicy
@@ -26,7 +26,7 @@ class BCState(eqx.Module):
 
 
 @dataclass(frozen=True)
-class BC(Learner[BCSettings]):
+class BC(Algorithm[BCSettings]):
     """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
 
     def init(self, key: PRNGKeyArray) -> BCState:

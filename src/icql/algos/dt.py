@@ -17,7 +17,7 @@ import equinox as eqx
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from icql.algos.base import Batch, Learner, Metrics, Needs, Window
+from icql.algos.base import Algorithm, Batch, Metrics, Needs, Window
 from icql.algos.optimise import Trained, adamw, descend, start
 from icql.losses import Number
 from icql.nn.mlp import in_precision
@@ -61,7 +61,7 @@ class DTState(eqx.Module):
 
 
 @dataclass(frozen=True)
-class SequenceLearner(Learner[T]):
+class SequenceLearner(Algorithm[T]):
     """What DT and RA-DT share besides their updates: windows, Transformers and their optimiser."""
 
     @property

@@ -12,8 +12,9 @@ noise z is seeded by the state (see :func:`icql.nn.flow.noise_of_state`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -63,6 +64,44 @@ class FlowLearner(CriticLearner[F]):
         state = FlowState(start(q, self.critic_optimiser()), q, start(flow, optimiser), pi)
         return in_precision(state, spec.precision)
 
+    def flow_step(
+        self,
+        flow: Trained[Flow],
+        s: Float[Array, "batch obs"],
+        a: Float[Array, "batch act"],
+        keys: tuple[PRNGKeyArray, PRNGKeyArray],
+        mean: Callable[[Array], Array] = jnp.mean,
+    ) -> tuple[Trained[Flow], Array]:
+        """One step of v on the BC flow loss; `mean` is over its entries."""
+        noise = jax.random.normal(keys[0], a.shape)
+        t = jax.random.uniform(keys[1], (len(a), 1))
+
+        def loss(flow: Flow) -> tuple[Array, None]:
+            velocity = flow.velocity(s, flow_point(noise, a, t), t)
+            return mean(flow_matching(velocity, noise, a)), None
+
+        flow, value, _ = descend(flow, adam(self.settings.learning_rate), loss)
+        return flow, value
+
+    def distil(
+        self, state: FlowState, s: Float[Array, "batch obs"], context: Any, key: PRNGKeyArray
+    ) -> tuple[Trained[OneStepPolicy], Metrics]:
+        """One step of μ on −Q and its distance from where the flow takes the same noise."""
+        assert state.pi is not None
+        given, q_at_s = self.settings, state.q.model.at(s, context)
+        z = jax.random.normal(key, (len(s), state.pi.model.action_dim))
+        a_flow = state.flow.model.act(s, z)
+
+        def loss(pi: OneStepPolicy) -> tuple[Array, Array]:
+            a = pi.raw(s, z)
+            value = q_at_s(jnp.clip(a, -1, 1)).mean(0)
+            scaled = isinstance(given, FQLSettings) and given.normalise_q
+            value = normalised_q(value) if scaled else value
+            return distillation_loss(value, a, a_flow, given.alpha)
+
+        pi, value, distance = descend(state.pi, adam(given.learning_rate), loss)
+        return pi, {"policy_loss": value, "distillation": distance}
+
     def critic_optimiser(self) -> optax.GradientTransformation:
         """Adam, with a pace of its own for C."""
         s = self.settings
@@ -82,7 +121,7 @@ class FQL(FlowLearner[FQLSettings]):
         self, state: FlowState, batch: Batch, key: PRNGKeyArray
     ) -> tuple[FlowState, Metrics]:
         """One step on Q, the flow and the one-step policy, all from the networks as they were."""
-        s, query, optimiser = self.settings, batch.query, adam(self.settings.learning_rate)
+        s, query = self.settings, batch.query
         next_key, q_key, noise_key, t_key, z_key = jax.random.split(key, 5)
         assert state.pi is not None
 
@@ -96,31 +135,12 @@ class FQL(FlowLearner[FQLSettings]):
 
         q, q_loss, q_mean = descend(state.q, self.critic_optimiser(), critic_loss)
 
-        noise = jax.random.normal(noise_key, query.a.shape)
-        t = jax.random.uniform(t_key, (len(noise), 1))
-
-        def flow_loss(flow: Flow) -> tuple[Array, None]:
-            velocity = flow.velocity(query.s, flow_point(noise, query.a, t), t)
-            return flow_matching(velocity, noise, query.a).mean(), None
-
-        flow, bc_loss, _ = descend(state.flow, optimiser, flow_loss)
-
-        z = jax.random.normal(z_key, query.a.shape)
-        a_flow = state.flow.model.act(query.s, z)
-        q_at_s = state.q.model.at(query.s, batch.context)
-
-        def policy_loss(pi: OneStepPolicy) -> tuple[Array, Array]:
-            a = pi.raw(query.s, z)
-            value = q_at_s(jnp.clip(a, -1, 1)).mean(0)
-            value = normalised_q(value) if s.normalise_q else value
-            return distillation_loss(value, a, a_flow, s.alpha)
-
-        pi, pi_loss, distance = descend(state.pi, optimiser, policy_loss)
+        flow, bc_loss = self.flow_step(state.flow, query.s, query.a, (noise_key, t_key))
+        pi, distilled = self.distil(state, query.s, batch.context, z_key)
         metrics = {
             "critic_loss": q_loss,
             "flow_loss": bc_loss,
-            "policy_loss": pi_loss,
-            "distillation": distance,
+            **distilled,
             "q": q_mean,
             "max_preconditioner": q.model.max_preconditioner(),
         }

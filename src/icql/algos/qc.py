@@ -24,8 +24,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from icql.algos.base import Batch, Metrics, Needs
 from icql.algos.fql import FlowLearner, FlowState, aggregate
-from icql.algos.optimise import adam, descend, follow
-from icql.losses import chunk_target, distillation_loss, flow_matching, flow_point, masked_mean
+from icql.algos.optimise import descend, follow
+from icql.losses import chunk_target, masked_mean
 from icql.nn.critics import Critics
 from icql.nn.flow import Flow, OneStepPolicy, noise_of_state
 from icql.nn.mlp import in_precision
@@ -113,7 +113,7 @@ class QC(FlowLearner[QCSettings]):
         self, state: FlowState, batch: Batch, key: PRNGKeyArray
     ) -> tuple[FlowState, Metrics]:
         """One step on every network, all from the networks as they were; the target follows."""
-        s, window, optimiser = self.settings, batch.window, adam(self.settings.learning_rate)
+        s, window = self.settings, batch.window
         assert window is not None
         steps, valid = window.steps, window.valid
         next_key, noise_key, u_key, z_key = jax.random.split(key, 4)
@@ -128,36 +128,23 @@ class QC(FlowLearner[QCSettings]):
             values = q(state_now, chunk)
             return masked_mean((values - y) ** 2, valid[:, -1]), values.mean()
 
-        q, q_loss, q_mean = descend(state.q, optimiser, critic_loss)
+        q, q_loss, q_mean = descend(state.q, self.critic_optimiser(), critic_loss)
 
-        noise = jax.random.normal(noise_key, chunk.shape)
-        u = jax.random.uniform(u_key, (len(chunk), 1))
+        def over_valid(error: Array) -> Array:
+            return masked_mean(error.reshape(steps.a.shape), valid[..., None])
 
-        def flow_loss(flow: Flow) -> tuple[Array, None]:
-            velocity = flow.velocity(state_now, flow_point(noise, chunk, u), u)
-            error = flow_matching(velocity, noise, chunk).reshape(steps.a.shape)
-            return masked_mean(error, valid[..., None]), None
-
-        flow, bc_loss, _ = descend(state.flow, optimiser, flow_loss)
+        keys = (noise_key, u_key)
+        flow, bc_loss = self.flow_step(state.flow, state_now, chunk, keys, over_valid)
+        pi, distilled = None, dict[str, Array]()
+        if state.pi is not None:
+            pi, distilled = self.distil(state, state_now, None, z_key)
         metrics = {
             "critic_loss": q_loss,
             "flow_loss": bc_loss,
+            **distilled,
             "q": q_mean,
             "valid_chunks": valid[:, -1].mean(),
         }
-
-        pi = state.pi
-        if pi is not None:
-            z = jax.random.normal(z_key, chunk.shape)
-            a_flow = state.flow.model.act(state_now, z)
-
-            def policy_loss(pi: OneStepPolicy) -> tuple[Array, Array]:
-                a = pi.raw(state_now, z)
-                value = state.q.model(state_now, jnp.clip(a, -1, 1)).mean(0)
-                return distillation_loss(value, a, a_flow, s.alpha)
-
-            pi, pi_loss, distance = descend(pi, optimiser, policy_loss)
-            metrics |= {"policy_loss": pi_loss, "distillation": distance}
         return FlowState(q, follow(state.q_target, q.model, s.target_rate), flow, pi), metrics
 
     def policy(self, state: FlowState) -> ChunkPolicy:

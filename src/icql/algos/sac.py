@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from icql.algos.base import Batch, Learner, Metrics
+from icql.algos.base import Algorithm, Batch, Metrics
 from icql.algos.optimise import Trained, adam, descend, follow, start
 from icql.losses import (
     bellman_target,
@@ -45,7 +45,7 @@ class SACState(eqx.Module):
 
 
 @dataclass(frozen=True)
-class SAC(Learner[SACSettings]):
+class SAC(Algorithm[SACSettings]):
     """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`), learning online."""
 
     def init(self, key: PRNGKeyArray) -> SACState:

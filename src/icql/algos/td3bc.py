@@ -29,7 +29,7 @@ delay without a conditional.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -78,7 +78,7 @@ class DelayedLearner(CriticLearner[D]):
 
 
 @dataclass(frozen=True)
-class TD3Cloning(DelayedLearner[D], ABC):
+class TD3Cloning(DelayedLearner[D]):
     """(settings, spec) → init → update → policy, of both methods (see :mod:`icql.algos.base`)."""
 
     @abstractmethod

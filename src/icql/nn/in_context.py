@@ -25,6 +25,10 @@ from icql.errors import UserError
 from icql.nn import backend
 from icql.settings.shared import Form
 
+Features = Float[Array, "... n d"]
+PerRow = Float[Array, "... n"]
+Weights = Float[Array, "... d"]
+Preconditioners = Float[Array, "layers d d"]
 Given = Array | np.ndarray  # by a user; shapes are checked, with a message for people
 
 
@@ -37,12 +41,7 @@ class InContextModule(Protocol):
     """
 
     def read(
-        self,
-        phi: Float[Array, "... n d"],
-        phi_next: Float[Array, "... n d"],
-        r: Float[Array, "... n"],
-        mask: Float[Array, "... n"],
-        discount: float,
+        self, phi: Features, phi_next: Features, r: PerRow, mask: PerRow, discount: float
     ) -> Array:
         """What the context alone says."""
 
@@ -53,7 +52,7 @@ class InContextModule(Protocol):
 class LinearTransformer(eqx.Module):
     """The paper's module: L layers of linear attention with trainable C_ℓ."""
 
-    C: Float[Array, "layers d d"]
+    C: Preconditioners
     form: Form = eqx.field(static=True)
 
     def __init__(
@@ -62,9 +61,7 @@ class LinearTransformer(eqx.Module):
         self.C = jnp.tile(jnp.eye(features) * (c_scale / features), (layers, 1, 1))
         self.form = form
 
-    def read(
-        self, phi: Array, phi_next: Array, r: Array, mask: Array, discount: float
-    ) -> Float[Array, "... d"]:
+    def read(self, phi: Array, phi_next: Array, r: Array, mask: Array, discount: float) -> Weights:
         """Return the local weights w_L of each context."""
         match backend.td_form(self.form):
             case "fused":
@@ -76,7 +73,7 @@ class LinearTransformer(eqx.Module):
             case _:
                 return reduced(phi, phi_next, r, mask, self.C, discount)[0]
 
-    def answer(self, memory: Float[Array, "... d"], phi_query: Array) -> Array:
+    def answer(self, memory: Weights, phi_query: Array) -> Array:
         """Q̂ = φ_qᵀ w_L."""
         return (memory * phi_query).sum(-1)
 
@@ -88,12 +85,8 @@ class LinearTransformer(eqx.Module):
 
 
 def td_step(
-    w: Float[Array, "... d"],
-    phi: Float[Array, "... n d"],
-    change: Float[Array, "... n d"],
-    r: Float[Array, "... n"],
-    c: Float[Array, "d d"],
-) -> Float[Array, "... d"]:
+    w: Weights, phi: Features, change: Features, r: PerRow, c: Float[Array, "d d"]
+) -> Weights:
     """One layer: w + (1/N) C Φᵀ δ with δ = r + (γ m∘Φ' − Φ) w  (paper eq. td).
 
     `change` is γ m∘Φ' − Φ, which no layer alters.
@@ -103,13 +96,8 @@ def td_step(
 
 
 def reduced(
-    phi: Float[Array, "... n d"],
-    phi_next: Float[Array, "... n d"],
-    r: Float[Array, "... n"],
-    mask: Float[Array, "... n"],
-    c: Float[Array, "layers d d"],
-    discount: float,
-) -> tuple[Float[Array, "... d"], Float[Array, "layers ... d"]]:
+    phi: Features, phi_next: Features, r: PerRow, mask: PerRow, c: Preconditioners, discount: float
+) -> tuple[Weights, Float[Array, "layers ... d"]]:
     """Local weights by L layers of TD: (w_L, [w_1 … w_L])."""
     change = discount * mask[..., None] * phi_next - phi
 
@@ -121,13 +109,8 @@ def reduced(
 
 
 def dual(
-    phi: Float[Array, "... n d"],
-    phi_next: Float[Array, "... n d"],
-    r: Float[Array, "... n"],
-    mask: Float[Array, "... n"],
-    c: Float[Array, "layers d d"],
-    discount: float,
-) -> Float[Array, "... d"]:
+    phi: Features, phi_next: Features, r: PerRow, mask: PerRow, c: Preconditioners, discount: float
+) -> Weights:
     """Local weights through the N×N dual: δ_{ℓ+1} = (I + M_ℓ) δ_ℓ, M_ℓ = (γΦ'−Φ) C_ℓ Φᵀ / N."""
     change = discount * mask[..., None] * phi_next - phi
     projected = jnp.einsum("...nd,ldf->l...nf", change, c)
@@ -201,7 +184,7 @@ def literal_prompt(
     r: Float[Array, " n"],
     mask: Float[Array, " n"],
     phi_query: Float[Array, " d"],
-    c: Float[Array, "layers d d"],
+    c: Preconditioners,
     discount: float,
 ) -> Float[Array, "2*d+1 n+1"]:
     """The prompt Z_L after every layer (paper eq. prompt_mat, linear-trans_weight)."""

@@ -134,7 +134,7 @@ def normalise(
 
 def _moments(x: Float[Array, "... size"]) -> tuple[Float[Array, "... size"], Float[Array, "... 1"]]:
     """x with mean 0 and variance 1 along the last axis, and 1/σ; in float32 for bfloat16 too."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
     centred = wide - wide.mean(-1, keepdims=True)
     inverse = jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
     return centred * inverse, inverse
@@ -211,7 +211,10 @@ class MLP(eqx.Module):
         for i, layer in enumerate(self.layers[:-1]):
             own = None if words is None else words[i]
             if backend.norm_in_kernel(self):
-                x = _norm_kernel(layer.product(x), layer, self.norms[i], own, self.dropout)
+                from icql.nn.kernels.norm import norm_dropout
+
+                norm, product = self.norms[i], layer.product(x)
+                x = norm_dropout(product, layer.bias, norm.scale, norm.shift, own, self.dropout)
                 continue
             x = ACTIVATIONS[self.activation](layer(x))
             if self.norms:
@@ -219,14 +222,6 @@ class MLP(eqx.Module):
             if own is not None:
                 x = dropout(x, self.dropout, own)
         return ACTIVATIONS[self.final_activation](self.layers[-1](x).astype(given))
-
-
-def _norm_kernel(
-    x: Array, layer: Linear, norm: LayerNorm, words: Array | None, rate: float
-) -> Array:
-    from icql.nn.kernels.norm import norm_dropout
-
-    return norm_dropout(x, layer.bias, norm.scale, norm.shift, words, rate)
 
 
 @jax.custom_vjp

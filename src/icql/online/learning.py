@@ -269,7 +269,8 @@ def _open(
     if not checkpoint.exists():
         run.journal.load(folder / "journal", rows=0)
         return run, replay
-    row, run.state = _load_checkpoint(checkpoint, state)
+    stored = load_weights(checkpoint, _checkpointed(run))
+    row, run.state = int(stored["row"]), stored["state"]
     run.journal.load(folder / "journal", rows=row)
     if not run.ended:  # else nothing is stepped any more, and another machine may sample from it
         run.journal.restore(group)
@@ -301,18 +302,12 @@ def _claim(path: Path, asked: dict[str, Any]) -> None:
 def _checkpoint(run: OnlineRun) -> None:
     """Journal first, then the file that says how much of it counts."""
     run.journal.save(run.folder / "journal")
-    if not (run.folder / "evaluations.json").exists():
-        _write_evaluations(run)
-    whole = {"row": jnp.asarray(run.journal.length, jnp.int32), "state": run.state}
-    # our safetensors files hold no 0-d arrays
-    save_weights(run.folder / "checkpoint.safetensors", jax.tree.map(jnp.atleast_1d, whole))
+    _write_evaluations(run)
+    save_weights(run.folder / "checkpoint.safetensors", _checkpointed(run))
 
 
-def _load_checkpoint(path: Path, like: SACState) -> tuple[int, SACState]:
-    whole = {"row": jnp.zeros((), jnp.int32), "state": like}
-    stored = load_weights(path, jax.tree.map(jnp.atleast_1d, whole))
-    stored = jax.tree.map(lambda x, y: x.reshape(y.shape), stored, whole)
-    return int(stored["row"]), stored["state"]
+def _checkpointed(run: OnlineRun) -> dict[str, Any]:
+    return {"row": jnp.asarray(run.journal.length, jnp.int32), "state": run.state}
 
 
 def _passed(run: OnlineRun, every: int) -> bool:

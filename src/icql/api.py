@@ -19,6 +19,7 @@ from icql.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from icql.data import load_dataset
+    from icql.graph.value_iteration import local_value_iteration
     from icql.nn.in_context import literal_prompt_q, local_weights
     from icql.retrieval import retrieve
     from icql.training.trained import load_critic, load_policy
@@ -32,6 +33,7 @@ __all__ = [
     "load_critic",
     "load_dataset",
     "load_policy",
+    "local_value_iteration",
     "local_weights",
     "register_algorithm",
     "register_task",
@@ -42,6 +44,7 @@ __all__ = [
 # what needs JAX or readers of files is imported on first use
 _HOMES = {
     "literal_prompt_q": "icql.nn.in_context",
+    "local_value_iteration": "icql.graph.value_iteration",
     "load_critic": "icql.training.trained",
     "load_dataset": "icql.data.datasets",
     "load_policy": "icql.training.trained",

@@ -39,7 +39,7 @@ from icql.online import (
 from icql.online.envs import EnvGroup
 from icql.online.journal import Journal, Replay
 from icql.online.learning import Evaluation
-from icql.online.protocol import concatenate, describe, medium_replay, split, thin
+from icql.online.protocol import concatenate, describe, medium_replay, thin
 from icql.settings.algorithms import SACSettings
 from icql.weights import tree_hash
 
@@ -307,17 +307,13 @@ def steps_of(lengths: list[int]) -> Steps:
 lengths = st.lists(st.integers(1, 30), min_size=1, max_size=40)
 
 
-@given(lengths, st.integers(100, 400))
-def test_split_cuts_between_episodes_and_concatenation_undoes_it(
-    lengths: list[int], size: int
-) -> None:
-    whole = steps_of(lengths)
-    parts = split(whole, size)
-    for part in parts:
-        ends = part.terminals | part.timeouts
-        assert ends[-1]
-        assert len(part) * 14 <= size or ends.sum() == 1
-    np.testing.assert_array_equal(concatenate(parts).rewards, whole.rewards)
+@given(st.lists(lengths, min_size=1, max_size=4))
+def test_concatenation_puts_whole_datasets_one_after_the_other(several: list[list[int]]) -> None:
+    parts = [steps_of(each) for each in several]
+    joined = concatenate(parts)
+    assert len(joined) == sum(map(len, parts))
+    np.testing.assert_array_equal(joined.rewards, np.concatenate([p.rewards for p in parts]))
+    assert (joined.terminals | joined.timeouts).sum() == sum(map(len, several))
 
 
 def test_concatenation_refuses_an_open_end() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -27,7 +26,7 @@ from icql.errors import UserError, nearest
 from icql.files import file_hash, write_json
 from icql.nn.policies import TanhGaussianPolicy
 from icql.online.envs import EnvGroup
-from icql.online.journal import PART_BYTES, Episode, Journal
+from icql.online.journal import Episode, Journal
 from icql.online.learning import (
     Clock,
     Listener,
@@ -170,19 +169,6 @@ def concatenate(parts: Sequence[Steps]) -> Steps:
         name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS
     }
     return Steps(**joined)
-
-
-def split(steps: Steps, bytes_each: int = PART_BYTES) -> list[Steps]:
-    """Cut a dataset between episodes into parts of at most `bytes_each` (or one episode)."""
-    ends = np.flatnonzero(steps.terminals | steps.timeouts) + 1
-    row_bytes = 4 * (steps.observations.shape[1] + steps.actions.shape[1] + 1) + 2
-    cuts = [0]
-    for before, end in zip([0, *ends[:-1]], ends, strict=True):
-        if (end - cuts[-1]) * row_bytes > bytes_each and before > cuts[-1]:
-            cuts.append(int(before))
-    parts = [slice(*pair) for pair in pairwise([*cuts, len(steps)])]
-    columns = {name: getattr(steps, name) for name in COLUMNS}
-    return [Steps(**{name: c[part] for name, c in columns.items()}) for part in parts]
 
 
 def thin(episodes: Sequence[Episode], transitions: int, *, last: int) -> list[Episode]:

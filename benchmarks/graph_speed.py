@@ -52,6 +52,7 @@ def main() -> None:
         print(f"  {time.perf_counter() - begin:.2f} s{said}, mean Q {float(q.mean()):.3f}")
     inputs = (q, r, mask, table, None, options.discount, options.expectile)
     needs = _round.lower(*inputs).compile().memory_analysis()
+    assert needs is not None  # CPU, GPU and TPU all say
     work, tables = needs.temp_size_in_bytes + needs.output_size_in_bytes, table.nbytes
     print(f"  tables {tables / 1e6:.0f} MB, beside them {work / 1e6:.0f} MB")
 

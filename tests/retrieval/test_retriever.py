@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import icql
 from icql.data.transitions import Transitions
 from icql.errors import UserError
+from icql.nn.critics import Critics
 from icql.retrieval import Retriever, append_neighbours, build_neighbours, distances_of
 from icql.retrieval import retriever as retriever_module
 from icql.settings.contexts import ContextSettings
@@ -263,9 +265,9 @@ def test_random_rows_are_uniform_outside_the_own_episode() -> None:
 
 
 def critic_of(data: Transitions, settings: ContextSettings) -> TrainedCritic:
-    same: Any = Normaliser(np.zeros(1), np.ones(1), 1.0)
-    nothing: Any = None
-    return TrainedCritic(nothing, (), data, same, settings)
+    same: Any = Normaliser(np.zeros(1, np.float32), np.ones(1, np.float32), 1.0)
+    critics: Any = Mock(spec=Critics)  # none is asked for a value here
+    return TrainedCritic(critics, (), data, same, settings)
 
 
 def test_a_critic_prepares_its_data_once(tmp_path: Path, prepared: list[Any]) -> None:

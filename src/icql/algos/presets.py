@@ -26,7 +26,7 @@ class Preset:
     sources: tuple[str, ...]
 
 
-def resolve_preset(algo: str, preset: PresetName, task: str | None) -> Preset:
+def resolve_preset(algo: str, preset: str, task: str | None) -> Preset:
     """Settings of `algo`: its base, then the task's, then the preset's own, each overriding."""
     if preset not in PRESETS:
         raise UserError(

@@ -6,7 +6,7 @@ import argparse
 import inspect
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, Self, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeVar, cast
 
 import tyro
 
@@ -33,6 +33,7 @@ class Train(Options, Generic[S]):
 
     The run folder holds settings, metrics, checkpoints, policies, scores and plots. A run that was
     stopped goes on, bit for bit, with: icql train --resume --out RUN
+
     A run whose updates do not depend on the number planned gets longer with: … --resume --steps N
     """
 
@@ -75,7 +76,7 @@ class Train(Options, Generic[S]):
             algo=start.algo,
             task=start.task,
             dataset=start.dataset,
-            preset=start.preset,
+            preset=cast(PresetName, start.preset),  # a plan has none that does not exist
             seeds=len(start.seeds),
             seed=start.seeds[0],
             run=start.run,

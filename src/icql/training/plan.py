@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from icql.algos.presets import PresetName, resolve_preset
+from icql.algos.presets import resolve_preset
 from icql.algos.registry import check_offline, get_algorithm
 from icql.data.tasks import find_task, get_task
 from icql.errors import UserError
@@ -28,7 +28,7 @@ class Plan:
     algo: str
     task: str | None  # of the table; None: no environment, no score
     dataset: str
-    preset: PresetName
+    preset: str
     settings: Any
     run: RunSettings
     seeds: tuple[int, ...]
@@ -42,7 +42,7 @@ class Plan:
         *,
         task: str | None = None,
         dataset: str | None = None,
-        preset: PresetName | None = None,
+        preset: str | None = None,
     ) -> Plan:
         """Return the plan of a preset, with one seed; what is not given has its default."""
         algo, preset, dataset = (

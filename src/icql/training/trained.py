@@ -35,7 +35,7 @@ class Which(TypedDict, total=False):
 
     seed: int | None
     """The training seed."""
-    settings: Mapping[str, float] | None
+    settings: Mapping[str, float | int] | None
     """Its place in the run's grid, if it has one: values by dotted name."""
 
 
@@ -219,7 +219,7 @@ def _index(
     members: tuple[Member, ...],
     *,
     seed: int | None = None,
-    settings: Mapping[str, float] | None = None,
+    settings: Mapping[str, float | int] | None = None,
 ) -> int:
     """The place of the first member that fits."""
     asked = settings or {}

@@ -1,4 +1,4 @@
-"""Settings by their dotted names: read, changed, recorded, read back."""
+"""Settings by their dotted names: read, changed, recorded, read back, compared."""
 
 from __future__ import annotations
 
@@ -64,6 +64,11 @@ def read_back(defaults: S, recorded: Mapping[str, Any], *, where: str) -> S:
             where=where,
             fix="Its 'versions' say which one wrote it.",
         ) from None
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What differs between two records, by name: the value of before and that of now."""
+    return {name: (old, now.get(name)) for name, old in before.items() if old != now.get(name)}
 
 
 def _typed(current: Any, value: Any, name: str) -> Any:

@@ -13,7 +13,7 @@ from icql.algos.presets import resolve_preset
 from icql.algos.registry import check_offline, get_algorithm
 from icql.data.tasks import find_task, get_task
 from icql.errors import UserError
-from icql.settings.change import leaves, override, read_back
+from icql.settings.change import differences, leaves, override, read_back
 from icql.settings.grid import Member, members_of, plain_grid
 from icql.settings.run import RunSettings
 from icql.training.run_folder import RunFolder
@@ -114,11 +114,11 @@ class Plan:
             UserError: anything else was asked for, or the updates so far would not be those of a
                 longer run.
         """
-        mine, theirs, more = self._options(), asked._options(), asked.run.steps > self.run.steps
-        for name in mine:
-            if mine[name] != theirs.get(name) and not (name == "steps" and more):
+        more = asked.run.steps > self.run.steps
+        for name, (mine, theirs) in differences(self._options(), asked._options()).items():
+            if not (name == "steps" and more):
                 raise UserError(
-                    f"the run was started with {mine[name]}, not {theirs.get(name)}.",
+                    f"the run was started with {mine}, not {theirs}.",
                     where=f"--{name.replace('_', '-')}",
                     fix="Leave it out, or give another --out.",
                 )

@@ -104,7 +104,7 @@ def row_weights(
         raise UserError(
             "all weights vanish.",
             where="draw.by",
-            fix="Take a smaller --draw.beta, or --draw.by rank.",
+            fix="Take a smaller draw.beta, or draw.by rank.",
         )
     return weights * (len(weights) / total)
 

@@ -161,10 +161,10 @@ def test_a_schedule_over_the_planned_updates_is_not_stretched(data: Path, tmp_pa
     out = tmp_path / "run"
     given: dict[str, Any] = {"dataset": str(data), "steps": 2, "run": RUN, "settings": SMALL}
     icql.train("iql", out=out, quiet=True, **given)
-    with pytest.raises(UserError, match=r"--steps: .* planned with 2 .*\(cosine_policy = True\)"):
+    with pytest.raises(UserError, match=r"--steps: .* planned with 2 .*\(policy.cosine = True\)"):
         icql.train(resume=True, out=out, steps=4, quiet=True)
-    assert IQLSettings(cosine_policy=False).scheduled_by is None
-    assert DMGSettings().scheduled_by == "cosine_policy"
+    assert IQLSettings(policy.cosine=False).scheduled_by is None
+    assert DMGSettings().scheduled_by == "policy.cosine"
     assert [DTSettings(cosine=c).scheduled_by for c in (False, True)] == [None, "cosine"]
     assert RADTSettings().scheduled_by == "pretrain"
     assert RADTSettings(pretrain=1.0).scheduled_by is None

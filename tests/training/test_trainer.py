@@ -52,7 +52,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
         steps=1500,
         seeds=2,
         out=tmp_path_factory.mktemp("runs") / "trained",
-        settings={**TINY, "policy_dropout": 0.0, "data.reward_scale": 0.01},
+        settings={**TINY, "policy.dropout": 0.0, "data.reward_scale": 0.01},
         run={"evaluate_every": 750, "episodes": 5},
         quiet=True,
     )

@@ -136,7 +136,7 @@ def shapes(*leading: int) -> Transition:
     [
         ({"beta": [1.0, 3.0], "discount": [0.9]}, None),
         ({"context.k": [3.0]}, "context.k: does not vary within one program"),
-        ({"policy_dropout": [0.1]}, r"policy_dropout: does not vary .*vary some of: .*\bbeta\b"),
+        ({"policy.dropout": [0.1]}, r"policy.dropout: does not vary .*vary some of: .*\bbeta\b"),
         ({"data.reward_scale": [1.0, 2.0]}, "data.reward_scale: does not vary"),
         ({"betta": [1.0]}, "no setting 'betta'. Did you mean 'beta'"),
         ({"expectile": [0.5, 1.5]}, r"expectile: must be in \(0, 1\), not 1\.5\."),

@@ -16,8 +16,8 @@ from icql.algos.base import Algorithm, Batch, Needs, Spec
 from icql.algos.optimise import adam
 from icql.nn.critics import Critics, global_critics, local_critics
 from icql.nn.mlp import Activation, in_precision
-from icql.settings.algorithms import DMGSettings, FlowSettings, FQLSettings, IQLSettings
-from icql.settings.shared import CriticSettings
+from icql.settings.algorithms import FlowSettings, FQLSettings
+from icql.settings.shared import ActorSettings, CriticSettings
 
 S = TypeVar("S", bound=CriticSettings | FlowSettings)
 
@@ -128,7 +128,11 @@ def critic_optimiser(s: CriticSettings) -> optax.GradientTransformation:
     )
 
 
-def policy_optimiser(s: CriticSettings, spec: Spec) -> optax.GradientTransformation:
-    """Adam for the policy, its rate falling by a cosine where the settings ask for it."""
-    falls = isinstance(s, IQLSettings | DMGSettings) and s.cosine_policy
-    return adam(s.policy_learning_rate, cosine_steps=spec.steps if falls else None)
+def policy_optimiser(s: ActorSettings, spec: Spec) -> optax.GradientTransformation:
+    """Adam for the policy, with the decays that the settings ask for."""
+    p = s.policy
+    return adam(
+        p.learning_rate,
+        cosine_steps=spec.steps if p.cosine else None,
+        weight_decay=p.weight_decay if p.weight_decay else None,
+    )

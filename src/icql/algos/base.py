@@ -80,6 +80,8 @@ class Needs:
     batches: int = 1
     """Batches of `batch_size` rows that one update consumes, drawn together: critic gradient steps
     per update, where the policy learns at a delay."""
+    uniform: int = 0
+    """Of these, the first so many are drawn uniformly whatever `draw` says: those of critics."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Spec:
     steps: int  # planned updates, for schedules
     rewards: tuple[float, float] = (-inf, inf)  # least and largest, as the algorithm sees them
     precision: Precision = "float32"  # of the matrix products of updates
+    noise: tuple[float, ...] = ()  # on each observation in training (`policy.noise`)
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Algorithm(ABC, Generic[S]):
     @property
     def remedies(self) -> tuple[str, ...]:
         """What its user can try where training diverges, by option."""
-        return ("lower --learning-rate",)
+        return ("lower the learning rates",)
 
     @abstractmethod
     def init(self, key: PRNGKeyArray) -> Any:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import equinox as eqx
 from jaxtyping import Array, PRNGKeyArray
 
+from icql.algos.actor_critic import policy_optimiser
 from icql.algos.base import Algorithm, Batch, Metrics
-from icql.algos.optimise import Trained, adam, descend, start
+from icql.algos.optimise import Trained, descend, start
 from icql.nn.mlp import in_precision
 from icql.nn.policies import DeterministicPolicy
 from icql.settings.algorithms import BCSettings
@@ -32,10 +33,9 @@ class BC(Algorithm[BCSettings]):
     def init(self, key: PRNGKeyArray) -> BCState:
         """Return a fresh policy."""
         s, spec = self.settings, self.spec
-        pi = DeterministicPolicy(
-            spec.observation_dim, spec.action_dim, s.hidden, dropout=s.dropout, key=key
-        )
-        return in_precision(BCState(start(pi, adam(s.learning_rate))), spec.precision)
+        sizes = spec.observation_dim, spec.action_dim
+        pi = DeterministicPolicy(*sizes, s.policy, spec.noise, key=key)
+        return in_precision(BCState(start(pi, policy_optimiser(s, spec))), spec.precision)
 
     def update(self, state: BCState, batch: Batch, key: PRNGKeyArray) -> tuple[BCState, Metrics]:
         """One step on ‖π(s) − a‖²."""
@@ -44,5 +44,5 @@ class BC(Algorithm[BCSettings]):
         def loss(pi: DeterministicPolicy) -> tuple[Array, None]:
             return ((pi(query.s, key=key) - query.a) ** 2).mean(), None
 
-        pi, value, _ = descend(state.pi, adam(self.settings.learning_rate), loss)
+        pi, value, _ = descend(state.pi, policy_optimiser(self.settings, self.spec), loss)
         return BCState(pi), {"policy_loss": value}

@@ -54,7 +54,8 @@ class CQL(CriticLearner[CQLSettings]):
         s, spec = self.settings, self.spec
         q_key, pi_key = jax.random.split(key)
         q, optimiser = self.fresh_q(q_key), policy_optimiser(s, spec)
-        pi = TanhGaussianPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
+        sizes = spec.observation_dim, spec.action_dim
+        pi = TanhGaussianPolicy(*sizes, s.policy, spec.noise, key=pi_key)
         state = CQLState(
             q=start(q, critic_optimiser(s)),
             q_target=q,
@@ -72,7 +73,7 @@ class CQL(CriticLearner[CQLSettings]):
         at_s = state.q.model.at(query.s, batch.context)
 
         def policy_loss(pi: TanhGaussianPolicy) -> tuple[Array, Array]:
-            a, log_prob = pi.sample(query.s, key=pi_key)
+            a, log_prob = pi.sample(query.s, key=pi_key, training=True)
             return soft_actor_loss(at_s(a), log_prob, temperature), log_prob
 
         pi, pi_loss, log_prob = descend(state.pi, optimiser, policy_loss)

@@ -59,7 +59,8 @@ class DMG(DelayedLearner[DMGSettings]):
         s, spec = self.settings, self.spec
         q_key, v_key, pi_key = jax.random.split(key, 3)
         q, v = self.fresh_q(q_key), self.fresh_v(v_key)
-        pi = DeterministicPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
+        sizes = spec.observation_dim, spec.action_dim
+        pi = DeterministicPolicy(*sizes, s.policy, spec.noise, key=pi_key)
         state = DMGState(
             start(q, critic_optimiser(s)),
             q,
@@ -105,20 +106,20 @@ class DMG(DelayedLearner[DMGSettings]):
             metrics = {"critic_loss": q_loss, "value_loss": v_loss, "v": v_mean, **extras}
             return (q, v), metrics
 
-        batches = batch.split(s.policy_delay)
+        batches, last = self.split(batch)
         (q, v), metrics = jax.lax.scan(
             critic_step, (state.q, state.v), (batches, jax.random.split(key, s.policy_delay))
         )
 
-        last = jax.tree.map(lambda x: x[-1], batches)
         query = last.query
         q_logged = state.q_target(query.s, query.a, last.context).min(0)
         advantage = q_logged - v.model(query.s, None, last.context)[0]
         weights = advantage_weights(advantage, s.beta, s.advantage_limit)
         at_s = q.model.at(query.s, last.context)
+        pi_key = jax.random.fold_in(key, s.policy_delay)
 
         def policy_loss(pi: DeterministicPolicy) -> tuple[Array, Array]:
-            a = pi(query.s)
+            a = pi(query.s, key=pi_key)
             difference = a - query.a
             loss = dmg_actor_loss(at_s(a).min(0), difference, weights, s.penalty)
             return loss, (difference**2).mean()

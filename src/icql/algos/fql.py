@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from icql.algos.actor_critic import CriticLearner
+from icql.algos.actor_critic import CriticLearner, policy_optimiser
 from icql.algos.base import Batch, Metrics
 from icql.algos.optimise import Trained, adam, descend, follow, start
 from icql.losses import (
@@ -55,12 +55,12 @@ class FlowLearner(CriticLearner[F]):
 
     def start(self, key: PRNGKeyArray, action_dim: int, *, one_step: bool) -> FlowState:
         """Fresh critics, their target, flow and, where asked for, one-step policy."""
-        s, spec, optimiser = self.settings, self.spec, adam(self.settings.learning_rate)
+        s, spec, optimiser = self.settings, self.spec, policy_optimiser(self.settings, self.spec)
         q_key, flow_key, pi_key = jax.random.split(key, 3)
-        sizes = (spec.observation_dim, action_dim, s.hidden)
+        form = (spec.observation_dim, action_dim, s.policy, spec.noise)
         q = self.fresh_q(q_key, action_dim=action_dim, layer_norm=True, activation="gelu")
-        flow = Flow(*sizes, steps=s.flow_steps, key=flow_key)
-        pi = start(OneStepPolicy(*sizes, key=pi_key), optimiser) if one_step else None
+        flow = Flow(*form, steps=s.flow_steps, key=flow_key)
+        pi = start(OneStepPolicy(*form, key=pi_key), optimiser) if one_step else None
         state = FlowState(start(q, self.critic_optimiser()), q, start(flow, optimiser), pi)
         return in_precision(state, spec.precision)
 
@@ -77,10 +77,12 @@ class FlowLearner(CriticLearner[F]):
         t = jax.random.uniform(keys[1], (len(a), 1))
 
         def loss(flow: Flow) -> tuple[Array, None]:
-            velocity = flow.velocity(s, flow_point(noise, a, t), t)
+            velocity = flow.velocity(
+                s, flow_point(noise, a, t), t, key=jax.random.fold_in(keys[1], 1)
+            )
             return mean(flow_matching(velocity, noise, a)), None
 
-        flow, value, _ = descend(flow, adam(self.settings.learning_rate), loss)
+        flow, value, _ = descend(flow, policy_optimiser(self.settings, self.spec), loss)
         return flow, value
 
     def distil(
@@ -93,20 +95,20 @@ class FlowLearner(CriticLearner[F]):
         a_flow = state.flow.model.act(s, z)
 
         def loss(pi: OneStepPolicy) -> tuple[Array, Array]:
-            a = pi.raw(s, z)
+            a = pi.raw(s, z, key=jax.random.fold_in(key, 1))
             value = q_at_s(jnp.clip(a, -1, 1)).mean(0)
             scaled = isinstance(given, FQLSettings) and given.normalise_q
             value = normalised_q(value) if scaled else value
             return distillation_loss(value, a, a_flow, given.alpha)
 
-        pi, value, distance = descend(state.pi, adam(given.learning_rate), loss)
+        pi, value, distance = descend(state.pi, policy_optimiser(given, self.spec), loss)
         return pi, {"policy_loss": value, "distillation": distance}
 
     def critic_optimiser(self) -> optax.GradientTransformation:
         """Adam, with a pace of its own for C."""
         s = self.settings
         pace = s.local.c_learning_rate if isinstance(s, FQLSettings) else 1.0
-        return adam(s.learning_rate, preconditioner_rate=pace)
+        return adam(s.critic_learning_rate, preconditioner_rate=pace)
 
 
 @dataclass(frozen=True)

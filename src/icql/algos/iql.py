@@ -53,9 +53,8 @@ class IQL(CriticLearner[IQLSettings]):
         q, v = self.fresh_q(q_key), None
         if s.value == "expectile":
             v = start(self.fresh_v(v_key), critic_optimiser(s))
-        pi = GaussianPolicy(
-            spec.observation_dim, spec.action_dim, s.hidden, dropout=s.policy_dropout, key=pi_key
-        )
+        sizes = spec.observation_dim, spec.action_dim
+        pi = GaussianPolicy(*sizes, s.policy, spec.noise, key=pi_key)
         state = IQLState(start(q, critic_optimiser(s)), q, v, start(pi, policy_optimiser(s, spec)))
         return in_precision(state, spec.precision)
 

@@ -53,11 +53,16 @@ def adam(
     clip: Number | None = None,
     cosine_steps: int | None = None,
     preconditioner_rate: Number = 1.0,
+    weight_decay: Number | None = None,
 ) -> optax.GradientTransformation:
-    """Adam, optionally with gradient-norm clipping, cosine decay and its own rate for C."""
-    rate = optax.cosine_decay_schedule(learning_rate, cosine_steps) if cosine_steps else None
+    """Adam, optionally with clipped gradients, cosine and weight decay, its own rate for C."""
+    rate: Any = learning_rate
+    if cosine_steps:
+        rate = optax.cosine_decay_schedule(learning_rate, cosine_steps)
+    if weight_decay is not None:
+        return optax.adamw(rate, weight_decay=weight_decay, mask=_matrices)
     parts = [] if clip is None else [optax.clip_by_global_norm(clip)]
-    parts.append(optax.adam(rate if rate is not None else learning_rate))
+    parts.append(optax.adam(rate))
     # one vector of all parameters: a few large operations instead of many small ones
     step = optax.flatten(optax.chain(*parts))
     if preconditioner_rate == 1.0:
@@ -83,6 +88,11 @@ def adamw(
     return optax.chain(
         optax.clip_by_global_norm(clip), optax.adamw(rate, weight_decay=weight_decay)
     )
+
+
+def _matrices(parameters: Any) -> Any:
+    """Which leaves decay: neither offsets nor the scales of LayerNorm."""
+    return jax.tree.map(lambda x: x.ndim > 1, parameters)
 
 
 def _scale_preconditioners(factor: Number) -> optax.GradientTransformation:

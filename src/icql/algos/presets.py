@@ -12,8 +12,9 @@ from icql.algos.registry import get_algorithm
 from icql.errors import UserError, nearest
 from icql.settings.change import override
 from icql.settings.run import RunSettings
+from icql.settings.shared import ActorSettings
 
-PresetName = Literal["quick", "paper"]
+PresetName = Literal["quick", "paper", "robust"]
 PRESETS: tuple[PresetName, ...] = get_args(PresetName)
 
 
@@ -36,19 +37,32 @@ def resolve_preset(algo: str, preset: str, task: str | None) -> Preset:
     own = _presets().get(algo, entry.presets)
     tasks = own.get("tasks", [])
     layers = [own.get("base", {})]
-    layers += [
-        layer
-        for layer in (_presets()[tasks]["tasks"] if isinstance(tasks, str) else tasks)
-        if task is not None and any(task.startswith(name) for name in layer["names"])
-    ]
+    layers += _fitting(_presets()[tasks]["tasks"] if isinstance(tasks, str) else tasks, task)
     if preset == "quick":
         layers.append(own.get("quick", {}))
+    elif preset == "robust":
+        if not issubclass(entry.settings, ActorSettings):
+            raise UserError(
+                f"gives methods the same policy network, and {algo} has one of its own kind.",
+                where="--preset robust",
+                fix="Take --preset paper.",
+            )
+        layers += [_presets()["robust"]["base"], *_fitting(_presets()["robust"]["tasks"], task)]
     settings, run, sources = entry.settings(), RunSettings(), []
     for layer in layers:
         settings = override(settings, layer.get("settings", {}))
         run = override(run, layer.get("run", {}))
         sources += [layer["source"]] if "source" in layer else []
     return Preset(settings, run, tuple(sources))
+
+
+def _fitting(layers: list[dict[str, Any]], task: str | None) -> list[dict[str, Any]]:
+    """Those that are for the task: one of their names begins its name."""
+    return [
+        layer
+        for layer in layers
+        if task is not None and any(task.startswith(name) for name in layer["names"])
+    ]
 
 
 @cache

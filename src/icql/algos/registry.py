@@ -39,6 +39,10 @@ class Entry:
 # name, where its code is, settings, what it is, and where it comes from
 _OWN: tuple[tuple[str, str, type[Any], str, str], ...] = (
     ("icql", "iql:IQL", own.IQLSettings, "IQL with a local in-context critic", "Xu et al. 2026"),
+    ("icql-graph", "graph:Graph", own.GraphSettings,
+     "cloning what fared well among similar states", "this package"),
+    ("icql-rank", "td3bc:ReBRAC", own.RankSettings,
+     "ReBRAC, its policy from what fared well among similar states", "this package"),
     ("iql", "iql:IQL", own.IQLSettings, "implicit Q-learning", "Kostrikov et al. 2022"),
     ("bc", "bc:BC", own.BCSettings, "behaviour cloning", "CORL"),
     ("icql-td3bc", "td3bc:TD3BC", own.TD3BCSettings, "TD3+BC with a local in-context critic",

@@ -33,6 +33,7 @@ from icql.nn.critics import Critics, global_critics
 from icql.nn.mlp import in_precision
 from icql.nn.policies import TanhGaussianPolicy
 from icql.settings.algorithms import SACSettings
+from icql.settings.shared import PolicySettings
 
 
 class SACState(eqx.Module):
@@ -53,7 +54,8 @@ class SAC(Algorithm[SACSettings]):
         s, spec, optimiser = self.settings, self.spec, adam(self.settings.learning_rate)
         q_key, pi_key = jax.random.split(key)
         q = global_critics(spec.observation_dim + spec.action_dim, s.hidden, 2, key=q_key)
-        pi = TanhGaussianPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
+        sizes = spec.observation_dim, spec.action_dim
+        pi = TanhGaussianPolicy(*sizes, PolicySettings(hidden=s.hidden), key=pi_key)
         log_temperature = jnp.log(jnp.asarray(s.initial_temperature, jnp.float32))
         state = SACState(
             q=start(q, optimiser),

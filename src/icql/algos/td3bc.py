@@ -73,8 +73,18 @@ class DelayedLearner(CriticLearner[D]):
 
     @property
     def needs(self) -> Needs:
-        """One batch per critic step; contexts for a local critic."""
-        return replace(super().needs, batches=self.settings.policy_delay)
+        """One batch per critic step, and one more for a policy that has rows of its own."""
+        steps, own = self.settings.policy_delay, self.settings.policy_rows
+        return replace(super().needs, batches=steps + own, uniform=steps if own else 0)
+
+    def split(self, batch: Batch) -> tuple[Batch, Batch]:
+        """The batches of the critic's steps, stacked, and the policy's: its own or the last."""
+        batches = batch.split(self.needs.batches)
+        steps = self.settings.policy_delay
+        return (
+            jax.tree.map(lambda x: x[:steps], batches),
+            jax.tree.map(lambda x: x[-1], batches),
+        )
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,8 @@ class TD3Cloning(DelayedLearner[D]):
         s, spec = self.settings, self.spec
         q_key, pi_key = jax.random.split(key)
         q = self.fresh_q(q_key, layer_norm=isinstance(s, ReBRACSettings) and s.layer_norm)
-        pi = DeterministicPolicy(spec.observation_dim, spec.action_dim, s.hidden, key=pi_key)
+        sizes = spec.observation_dim, spec.action_dim
+        pi = DeterministicPolicy(*sizes, s.policy, spec.noise, key=pi_key)
         state = TD3State(start(q, critic_optimiser(s)), q, start(pi, policy_optimiser(s, spec)), pi)
         return in_precision(state, spec.precision)
 
@@ -128,16 +139,16 @@ class TD3Cloning(DelayedLearner[D]):
             q, loss, extras = descend(q, critic_optimiser(s), critic_loss)
             return q, {"critic_loss": loss, **extras}
 
-        batches = batch.split(s.policy_delay)
+        batches, last = self.split(batch)
         q, metrics = jax.lax.scan(
             critic_step, state.q, (batches, jax.random.split(key, s.policy_delay))
         )
 
-        last = jax.tree.map(lambda x: x[-1], batches)
         at_s = q.model.at(last.query.s, last.context)
+        pi_key = jax.random.fold_in(key, s.policy_delay)
 
         def policy_loss(pi: DeterministicPolicy) -> tuple[Array, Array]:
-            a = pi(last.query.s)
+            a = pi(last.query.s, key=pi_key)
             difference = a - last.query.a
             return self.actor_loss(at_s(a), difference), (difference**2).mean()
 

@@ -44,6 +44,7 @@ class Task:
     d4rl_file: str | None = None  # where D4RL keeps its data, below the address of all of them
     kitchen_tasks: tuple[str, ...] = ()  # what a kitchen episode has to complete
     unit_actions: bool = True  # actions lie in [-1, 1]
+    noise: tuple[float, ...] = ()  # most that the simulator adds to each observation, where known
 
     @overload
     def normalized_score(self, returns: float) -> float: ...
@@ -136,8 +137,19 @@ _HAMMER = _task(
     "hammer", "AdroitHandHammer-v1", -274.856578, 12794.134825156867, 200, domain="adroit"
 )
 _DOOR = _task("door", "AdroitHandDoor-v1", -56.512833, 2880.5693087298737, 200, domain="adroit")
+# Of the kitchen's noise ratio of 0.1, measured at reset: robot, objects, and the goal without.
+_ROBOT, _FINE, _FINEST = 0.01, 0.0005, 0.00005
+_SHAKES = {(0, 10): _ROBOT, (10, 12): _FINE, (12, 18): _FINEST, (18, 21): _FINE}
+_SHAKES |= {(21, 24): _ROBOT, (24, 27): _FINE, (27, 30): _ROBOT, (30, 60): 0.0}
 _KITCHEN = _task(
-    "kitchen", "FrankaKitchen-v1", 0.0, 4.0, 280, domain="kitchen", kitchen_tasks=_SLIDE
+    "kitchen",
+    "FrankaKitchen-v1",
+    0.0,
+    4.0,
+    280,
+    domain="kitchen",
+    kitchen_tasks=_SLIDE,
+    noise=tuple(width for (start, stop), width in _SHAKES.items() for _ in range(start, stop)),
 )
 
 _GYM, _HAND = "gym_mujoco_v2/{name}_{level}.hdf5", "hand_dapg_v1/{name}-{level}.hdf5"

@@ -5,14 +5,14 @@ FQL (Park et al. 2025): x_0 = z ~ N(0, I), dx/dt = v(s, x, t), the action is x_1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from icql.nn.mlp import MLP
+from icql.nn.policies import Noise, policy_net
+from icql.settings.shared import PolicySettings
 
 
 class Flow(eqx.Module):
@@ -25,20 +25,26 @@ class Flow(eqx.Module):
         self,
         observation_dim: int,
         action_dim: int,
-        hidden: Sequence[int],
+        settings: PolicySettings,
+        noise: Noise = (),
         *,
         steps: int,
         key: PRNGKeyArray,
     ) -> None:
-        inputs = observation_dim + action_dim + 1
-        self.net = MLP(inputs, hidden, action_dim, activation="gelu", final_gain=0.1, key=key)
+        sizes = observation_dim + action_dim + 1, action_dim
+        self.net = policy_net(*sizes, settings, noise, activation="gelu", final_gain=0.1, key=key)
         self.steps = steps
 
     def velocity(
-        self, s: Float[Array, "... obs"], x: Float[Array, "... act"], t: Float[Array, "... 1"]
+        self,
+        s: Float[Array, "... obs"],
+        x: Float[Array, "... act"],
+        t: Float[Array, "... 1"],
+        *,
+        key: PRNGKeyArray | None = None,
     ) -> Float[Array, "... act"]:
-        """v(s, x, t) at time t in [0, 1]."""
-        return self.net(jnp.concatenate([s, x, t], -1))
+        """v(s, x, t) at time t in [0, 1]; `key` turns noise on s and dropout on."""
+        return self.net(jnp.concatenate([s, x, t], -1), key=key)
 
     def act(
         self, s: Float[Array, "... obs"], noise: Float[Array, "... act"]
@@ -59,17 +65,27 @@ class OneStepPolicy(eqx.Module):
     action_dim: int = eqx.field(static=True)
 
     def __init__(
-        self, observation_dim: int, action_dim: int, hidden: Sequence[int], *, key: PRNGKeyArray
+        self,
+        observation_dim: int,
+        action_dim: int,
+        settings: PolicySettings,
+        noise: Noise = (),
+        *,
+        key: PRNGKeyArray,
     ) -> None:
-        inputs = observation_dim + action_dim
-        self.net = MLP(inputs, hidden, action_dim, activation="gelu", final_gain=0.1, key=key)
+        sizes = observation_dim + action_dim, action_dim
+        self.net = policy_net(*sizes, settings, noise, activation="gelu", final_gain=0.1, key=key)
         self.action_dim = action_dim
 
     def raw(
-        self, s: Float[Array, "... obs"], noise: Float[Array, "... act"]
+        self,
+        s: Float[Array, "... obs"],
+        noise: Float[Array, "... act"],
+        *,
+        key: PRNGKeyArray | None = None,
     ) -> Float[Array, "... act"]:
-        """μ(s, z) before it is clipped: what distillation compares."""
-        return self.net(jnp.concatenate([s, noise], -1))
+        """μ(s, z) before it is clipped: what distillation compares. `key` is of training."""
+        return self.net(jnp.concatenate([s, noise], -1), key=key)
 
     def sample(self, s: Float[Array, "... obs"], *, key: PRNGKeyArray) -> Float[Array, "... act"]:
         """μ(s, z) for fresh noise, clipped to the action box."""

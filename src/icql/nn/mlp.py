@@ -167,6 +167,7 @@ class MLP(eqx.Module):
     activation: Activation = eqx.field(static=True)
     final_activation: Activation = eqx.field(static=True)
     dropout: float = eqx.field(static=True)
+    noise: tuple[float, ...] = eqx.field(static=True)  # on each input in training; none: ()
 
     def __init__(
         self,
@@ -180,6 +181,7 @@ class MLP(eqx.Module):
         final_gain: float = 2**0.5,
         layer_norm: bool = False,
         dropout: float = 0.0,
+        noise: Sequence[float] = (),
     ) -> None:
         sizes = [inputs, *hidden, outputs]
         keys = jax.random.split(key, len(sizes) - 1)
@@ -190,12 +192,17 @@ class MLP(eqx.Module):
         )
         self.norms = tuple(LayerNorm(h) for h in hidden) if layer_norm else ()
         self.activation, self.final_activation = activation, final_activation
-        self.dropout = dropout
+        self.dropout, self.noise = dropout, tuple(noise)
 
     def __call__(
         self, x: Float[Array, "... inputs"], *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "... outputs"]:
-        """Apply the network; dropout is active only when a `key` is given."""
+        """Apply the network; noise and dropout are active only when a `key` is given."""
+        if key is not None and self.noise:
+            widths = jnp.asarray(self.noise, x.dtype)
+            # the noise's own key: that of dropout is the same with and without it
+            shifts = jax.random.uniform(jax.random.fold_in(key, 1), x.shape, x.dtype, -1, 1)
+            x = x + widths * shifts
         if key is None or self.dropout == 0:
             in_kernel = backend.network_in_kernel(self)
             return _in_one_kernel(self, x) if in_kernel else self.by_layer(x)

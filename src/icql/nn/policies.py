@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -11,7 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from icql.nn.mlp import MLP
+from icql.settings.shared import PolicySettings
 
+Noise = tuple[float, ...]  # half the width of the noise on each observation in training; none: ()
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 _LOG_2PI = 1.8378770664093453
 
@@ -57,6 +58,28 @@ def first_action(policy: MemoryPolicy, s: Float[Array, "... obs"]) -> Float[Arra
     return action.reshape(*s.shape[:-1], action.shape[-1])
 
 
+def policy_net(
+    inputs: int,
+    outputs: int,
+    settings: PolicySettings,
+    noise: Noise,
+    *,
+    key: PRNGKeyArray,
+    **rest: Any,
+) -> MLP:
+    """The network that the settings describe; inputs beyond `noise`'s get none."""
+    return MLP(
+        inputs,
+        settings.hidden,
+        outputs,
+        layer_norm=settings.layer_norm,
+        dropout=settings.dropout,
+        noise=(*noise, *[0.0] * (inputs - len(noise))) if any(noise) else (),
+        key=key,
+        **rest,
+    )
+
+
 class DeterministicPolicy(eqx.Module):
     """π(s) = tanh(MLP(s))."""
 
@@ -66,19 +89,18 @@ class DeterministicPolicy(eqx.Module):
         self,
         observation_dim: int,
         action_dim: int,
-        hidden: Sequence[int],
+        settings: PolicySettings,
+        noise: Noise = (),
         *,
         key: PRNGKeyArray,
-        dropout: float = 0.0,
     ) -> None:
-        self.net = MLP(
-            observation_dim, hidden, action_dim, final_activation="tanh", dropout=dropout, key=key
-        )
+        sizes = observation_dim, action_dim
+        self.net = policy_net(*sizes, settings, noise, final_activation="tanh", key=key)
 
     def __call__(
         self, s: Float[Array, "... obs"], *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "... act"]:
-        """tanh(MLP(s)); `key` turns dropout on."""
+        """tanh(MLP(s)); `key` turns noise and dropout on."""
         return self.net(s, key=key)
 
 
@@ -94,12 +116,12 @@ class GaussianPolicy(DeterministicPolicy):
         self,
         observation_dim: int,
         action_dim: int,
-        hidden: Sequence[int],
+        settings: PolicySettings,
+        noise: Noise = (),
         *,
         key: PRNGKeyArray,
-        dropout: float = 0.0,
     ) -> None:
-        super().__init__(observation_dim, action_dim, hidden, dropout=dropout, key=key)
+        super().__init__(observation_dim, action_dim, settings, noise, key=key)
         self.log_std = jnp.zeros(action_dim)
 
     def log_prob(
@@ -128,9 +150,16 @@ class TanhGaussianPolicy(eqx.Module):
     action_dim: int = eqx.field(static=True)
 
     def __init__(
-        self, observation_dim: int, action_dim: int, hidden: Sequence[int], *, key: PRNGKeyArray
+        self,
+        observation_dim: int,
+        action_dim: int,
+        settings: PolicySettings,
+        noise: Noise = (),
+        *,
+        key: PRNGKeyArray,
     ) -> None:
-        self.net = MLP(observation_dim, hidden, 2 * action_dim, final_gain=0.01, key=key)
+        sizes = observation_dim, 2 * action_dim
+        self.net = policy_net(*sizes, settings, noise, final_gain=0.01, key=key)
         self.action_dim = action_dim
 
     def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
@@ -138,10 +167,14 @@ class TanhGaussianPolicy(eqx.Module):
         return jnp.tanh(self.net(s)[..., : self.action_dim])
 
     def sample(
-        self, s: Float[Array, "... obs"], *, key: PRNGKeyArray
+        self, s: Float[Array, "... obs"], *, key: PRNGKeyArray, training: bool = False
     ) -> tuple[Float[Array, "... act"], Float[Array, "..."]]:
-        """Draw a ~ π(·|s) by reparameterisation and return it with log π(a|s)."""
-        mean, log_std = jnp.split(self.net(s), 2, axis=-1)
+        """Draw a ~ π(·|s) by reparameterisation and return it with log π(a|s).
+
+        `training` turns noise on the state and dropout on.
+        """
+        inside = jax.random.fold_in(key, 1) if training else None
+        mean, log_std = jnp.split(self.net(s, key=inside), 2, axis=-1)
         log_std = jnp.clip(log_std, LOG_STD_MIN, LOG_STD_MAX)
         noise = jax.random.normal(key, mean.shape)
         u = mean + jnp.exp(log_std) * noise

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from icql.errors import UserError
-from icql.settings.contexts import ContextSettings
+from icql.settings.contexts import ContextSettings, DataSettings
+from icql.settings.draw import DrawSettings
 from icql.settings.fields import (
     AboveZero,
     AtLeastOne,
@@ -19,11 +20,13 @@ from icql.settings.fields import (
     Widths,
 )
 from icql.settings.shared import (
+    ActorSettings,
     AlgorithmSettings,
     CriticKind,
     CriticSettings,
     DelayedSettings,
     LocalSettings,
+    PolicySettings,
 )
 
 TD3BCForm = Literal["original", "retuned", "paper"]
@@ -31,15 +34,20 @@ Aggregate = Literal["mean", "min"]
 
 
 @dataclass(frozen=True)
-class BCSettings(AlgorithmSettings):
+class BCSettings(ActorSettings):
     """Behaviour cloning's settings; the defaults are CORL's."""
 
-    learning_rate: Positive = 3e-4
-    """Adam's learning rate."""
-    hidden: Widths = (256, 256)
-    """Hidden layers of the policy."""
-    dropout: BelowOne = 0.0
-    """Dropout in the policy during training."""
+
+@dataclass(frozen=True)
+class GraphSettings(ActorSettings):
+    """Settings of the critic solved on the retrieval graph, and of the policy drawn from it."""
+
+    draw: DrawSettings = field(
+        default_factory=lambda: DrawSettings(by="advantage", beta=1.5, trace=0.9, ends=False)
+    )
+    policy: PolicySettings = field(
+        default_factory=lambda: PolicySettings(layer_norm=True, cosine=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -56,10 +64,7 @@ class IQLSettings(CriticSettings):
     """Upper limit of the regression weights exp(β A)."""
     policy_samples: Count = 1
     """Reading A: actions drawn per state to estimate E_{a~π}."""
-    cosine_policy: bool = True
-    """Decay the policy's learning rate to zero over the run by a cosine."""
-    policy_dropout: BelowOne = 0.0
-    """Dropout in the policy during training."""
+    policy: PolicySettings = field(default_factory=lambda: PolicySettings(cosine=True))
 
 
 @dataclass(frozen=True)
@@ -88,13 +93,31 @@ class ReBRACSettings(DelayedSettings):
     layer_norm: bool = True
     """LayerNorm in the critics (a local critic's features always have it)."""
     hidden: Widths = (256, 256, 256)
-    """Hidden layers of every network."""
+    """Hidden layers of the critics."""
     batch_size: Count = 1024
     """Transitions per gradient step."""
     critic_learning_rate: Positive = 1e-3
     """Adam's learning rate for the critics."""
-    policy_learning_rate: Positive = 1e-3
-    """Adam's learning rate for the policy."""
+    policy: PolicySettings = field(
+        default_factory=lambda: PolicySettings(hidden=(256, 256, 256), learning_rate=1e-3)
+    )
+
+
+@dataclass(frozen=True)
+class RankSettings(ReBRACSettings):
+    """Settings of ReBRAC whose policy learns from what fared well among similar states."""
+
+    batch_size: Count = 256
+    """Transitions per gradient step."""
+    critic_learning_rate: Positive = 3e-4
+    """Adam's learning rate for the critics."""
+    data: DataSettings = field(default_factory=lambda: DataSettings(normalise_states=True))
+    draw: DrawSettings = field(
+        default_factory=lambda: DrawSettings(by="rank", rows="policy", trace=1.0)
+    )
+    policy: PolicySettings = field(
+        default_factory=lambda: PolicySettings(layer_norm=True, cosine=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -113,10 +136,11 @@ class CQLSettings(CriticSettings):
     """The conservative gap that the Lagrange form aims at."""
     backup_entropy: bool = False
     """Whether the Bellman target includes the policy's entropy, as in SAC."""
-    policy_learning_rate: Positive = 3e-5
-    """Adam's learning rate for the policy and its temperature."""
     hidden: Widths = (256, 256, 256)
-    """Hidden layers of every network."""
+    """Hidden layers of the critics."""
+    policy: PolicySettings = field(
+        default_factory=lambda: PolicySettings(hidden=(256, 256, 256), learning_rate=3e-5)
+    )
 
 
 @dataclass(frozen=True)
@@ -133,8 +157,7 @@ class DMGSettings(DelayedSettings):
     """β, the inverse temperature of the cloning weights, on scaled rewards."""
     advantage_limit: AtLeastOne = 3.0
     """Upper limit of the cloning weights exp(β A)."""
-    cosine_policy: bool = True
-    """Decay the policy's learning rate to zero over the run by a cosine."""
+    policy: PolicySettings = field(default_factory=lambda: PolicySettings(cosine=True))
 
 
 @dataclass(frozen=True)
@@ -156,7 +179,7 @@ class SACSettings(AlgorithmSettings):
 
 
 @dataclass(frozen=True)
-class FlowSettings(AlgorithmSettings):
+class FlowSettings(ActorSettings):
     """What FQL and QC share; the defaults are the official ones."""
 
     alpha: NonNegative = 10.0
@@ -171,10 +194,13 @@ class FlowSettings(AlgorithmSettings):
     """γ per step."""
     target_rate: Positive = 0.005
     """Step of the target network's moving average."""
-    learning_rate: Positive = 3e-4
-    """Adam's learning rate for every network."""
+    critic_learning_rate: Positive = 3e-4
+    """Adam's learning rate for the critics."""
     hidden: Widths = (512, 512, 512, 512)
-    """Hidden layers of every network (GELU; layer norm in the critics)."""
+    """Hidden layers of the critics (GELU and layer norm)."""
+    policy: PolicySettings = field(
+        default_factory=lambda: PolicySettings(hidden=(512, 512, 512, 512))
+    )
 
 
 @dataclass(frozen=True)
@@ -239,6 +265,11 @@ class DTSettings(AlgorithmSettings):
     """AdamW's weight decay."""
     gradient_clip: Positive = 0.25
     """Largest gradient norm."""
+
+    @property
+    def scheduled_by(self) -> str | None:
+        """A cosine ends with the planned steps."""
+        return "cosine" if self.cosine else super().scheduled_by
 
     def __post_init__(self) -> None:
         super().__post_init__()

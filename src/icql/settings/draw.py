@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from icql.settings.contexts import Metric
 from icql.settings.fields import AtLeastOne, BelowOne, Between, Count, NonNegative, Settings, Share
 
+DrawnRows = Literal["all", "policy"]
 DrawBy = Literal["uniform", "advantage", "robust", "rank", "top"]
 
 
@@ -19,6 +21,9 @@ class DrawSettings(Settings):
     by: DrawBy = "uniform"
     """uniform; advantage or robust: exp(β A) in units of all advantages or of their median; rank:
     by the share of similar states that fared worse; top: the best share of each place alone."""
+    rows: DrawnRows = "all"
+    """Which rows of an update are drawn so: all, or only those that the policy learns from, while
+    critics see all of the data alike (TD3+BC, ReBRAC, DMG)."""
     beta: NonNegative = 10.0
     """β, how sharp the weights are (advantage and robust: about 2; rank: about 10)."""
     share: Between = 0.2
@@ -31,8 +36,12 @@ class DrawSettings(Settings):
     """τ of the graph's values: towards 1 the best of the retrieved actions count."""
     discount: BelowOne = 0.99
     """γ of the graph's values."""
+    compared: Count = 64
+    """Rows of other episodes around a state that its outcome is ranked among (all, if fewer)."""
     neighbours: Count = 16
-    """Of the rows retrieved around a state, how many its value is taken over; all are compared."""
+    """Of these, the nearest that its value is taken over."""
+    metric: Metric = "l2"
+    """Distance between states: Euclidean, or 1 - cosine similarity."""
     kernel: NonNegative = 0.0
     """Weigh retrieved rows by exp(−kernel · d² / mean d²) of their distance; 0: all alike."""
     ends: bool = True

@@ -1,4 +1,4 @@
-"""Settings that algorithms share: of every one, of critics, local critics and delayed policies."""
+"""Settings that algorithms share: of every one, of policies, critics and local critics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from icql.settings.contexts import ContextSettings, DataSettings
+from icql.settings.draw import DrawSettings
 from icql.settings.fields import BelowOne, Count, NonNegative, Positive, Settings, Widths
 
 CriticKind = Literal["local", "global"]
@@ -20,12 +21,55 @@ class AlgorithmSettings(Settings):
     batch_size: Count = 256
     """Transitions per gradient step."""
     data: DataSettings = field(default_factory=DataSettings)
+    draw: DrawSettings = field(default_factory=DrawSettings)
+
+    @property
+    def policy_rows(self) -> bool:
+        """Whether the policy learns from rows of its own, drawn by weight."""
+        return self.draw.by != "uniform" and self.draw.rows == "policy"
 
     @property
     def scheduled_by(self) -> str | None:
         """The setting that ties updates to the number of steps that is planned, if one does."""
-        cosines = ("cosine", "cosine_policy")  # which end with the planned steps
-        return next((name for name in cosines if getattr(self, name, False)), None)
+        return None
+
+
+@dataclass(frozen=True)
+class PolicySettings(Settings):
+    """A policy's network and how it is trained: one definition for every method that has one."""
+
+    section: ClassVar[str] = "policy."
+
+    hidden: Widths = (256, 256)
+    """Hidden layers."""
+    layer_norm: bool = False
+    """LayerNorm after every hidden layer: where data is little, the largest single gain."""
+    dropout: BelowOne = 0.0
+    """Dropout during training."""
+    noise: NonNegative = 0.0
+    """Noise on the states during training: 1 is as much as the simulator adds to what it shows,
+    where the task knows that (Kitchen); elsewhere it does nothing."""
+    relative_noise: NonNegative = 0.0
+    """Noise on the states during training, as a share of each column's spread, where the task does
+    not know its simulator's."""
+    learning_rate: Positive = 3e-4
+    """Adam's learning rate."""
+    cosine: bool = False
+    """Let the learning rate fall to zero over the run by a cosine."""
+    weight_decay: NonNegative = 0.0
+    """AdamW's weight decay of matrices."""
+
+
+@dataclass(frozen=True)
+class ActorSettings(AlgorithmSettings):
+    """What every algorithm with a :class:`PolicySettings` policy has in common."""
+
+    policy: PolicySettings = field(default_factory=PolicySettings)
+
+    @property
+    def scheduled_by(self) -> str | None:
+        """A cosine ends with the planned steps."""
+        return "policy.cosine" if self.policy.cosine else super().scheduled_by
 
 
 @dataclass(frozen=True)
@@ -56,7 +100,7 @@ class LocalSettings(Settings):
 
 
 @dataclass(frozen=True)
-class CriticSettings(AlgorithmSettings):
+class CriticSettings(ActorSettings):
     """The settings of critic-based methods; `critic = local` makes the ICQL variant."""
 
     critic: CriticKind = "global"
@@ -69,8 +113,6 @@ class CriticSettings(AlgorithmSettings):
     """Step of the target networks' moving average."""
     critic_learning_rate: Positive = 3e-4
     """Adam's learning rate for the critics."""
-    policy_learning_rate: Positive = 3e-4
-    """Adam's learning rate for the policy."""
     bound_values: bool = False
     """Keep the next state's value, before a target is made of it, within what rewards like the
     data's can add up to: no policy has more than max r / (1 − γ). A brake for critics that run
@@ -78,7 +120,7 @@ class CriticSettings(AlgorithmSettings):
     gradient_clip: NonNegative = 0.0
     """Largest gradient norm of the critics (0: no clipping; the ICQL paper: 10)."""
     hidden: Widths = (256, 256)
-    """Hidden layers of every network."""
+    """Hidden layers of the critics."""
     context: ContextSettings = field(default_factory=ContextSettings)
     local: LocalSettings = field(default_factory=LocalSettings)
 

@@ -25,6 +25,7 @@ from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool, evaluate_policies
 from icql.files import write_json
+from icql.graph.logged import Comparison
 from icql.nn.policies import Standardised
 from icql.progress import Display
 from icql.retrieval import Neighbours
@@ -49,6 +50,7 @@ class Prepared:
     data: Transitions
     normaliser: Normaliser
     neighbours: Neighbours | None
+    comparison: Comparison | None
     loop: Loop
     environments: EnvPool | None
 
@@ -158,6 +160,7 @@ class Desk(Bystander):
             "steps": plan.run.steps,
             "seeds": list(plan.seeds),
             "grid": {name: list(values) for name, values in plan.grid.items()},
+            "draw": self._drawn(),
             "updates_per_second": self.pace.rate,
             "warnings": self.watch.warnings(last),
             "score": None if self.ready.environments is None else self._scores(evaluations),
@@ -170,6 +173,13 @@ class Desk(Bystander):
         write_json(self.folder.result_path, result)
         draw_run(self.folder, self.ready.data, self.ready.neighbours)
         return result
+
+    def _drawn(self) -> dict[str, Any] | None:
+        """How rows were drawn, where not uniformly."""
+        found = self.ready.comparison
+        if found is None:
+            return None
+        return {"effective_share": found.share, "compared": found.compared}
 
     def _policies(self, states: Any) -> Any:
         """Return every member's policy with its normaliser, stacked."""

@@ -20,6 +20,7 @@ from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval import Neighbours
 from icql.settings.contexts import DataSettings
+from icql.training.draws import Alias, draw
 
 Doubles = NDArray[np.float64]
 HostOrDevice = Array | np.ndarray
@@ -69,6 +70,7 @@ class DeviceData(eqx.Module):
     total: int = eqx.field(static=True)  # rows of the whole data
     episodes: Episodes | None = None
     ids: Int[Array, " m"] | None = None
+    alias: Alias | None = None  # how rows are drawn; None: uniformly
 
     def at(self, streams: Keys, step: int, size: int) -> tuple[DeviceData, float]:
         """Return the data that update `step` needs, and the update up to which it serves."""
@@ -99,13 +101,8 @@ class DeviceData(eqx.Module):
         return Window(self.take(rows), valid, e.step[rows], e.to_go[rows], e.episode[index])
 
     def sample(self, key: PRNGKeyArray, size: int) -> Batch:
-        """Draw `size` transitions uniformly with replacement."""
-        return self.batch(draw(key, size, self.total))
-
-
-def draw(key: PRNGKeyArray, size: int, total: int) -> Int[Array, " size"]:
-    """Draw `size` of `total` rows uniformly with replacement."""
-    return jax.random.randint(key, (size,), 0, total)
+        """Draw `size` transitions with replacement."""
+        return self.batch(draw(key, size, self.total, self.alias))
 
 
 def fit_normaliser(data: Transitions, settings: DataSettings) -> Normaliser:
@@ -144,10 +141,12 @@ def to_device(
     neighbours: Neighbours | None,
     *,
     length: int | None = None,
+    alias: Alias | None = None,
 ) -> DeviceData:
     """Normalise, pack and move the data; it stays there for the whole run.
 
-    `length` asks for windows of that many steps (see :class:`Episodes`).
+    `length` asks for windows of that many steps (see :class:`Episodes`); `alias` says how rows are
+    drawn.
     """
     episodes = None if length is None else find_episodes(data, normaliser.reward_scale, length)
     return DeviceData(
@@ -157,6 +156,7 @@ def to_device(
         data.action_dim,
         len(data),
         jax.tree.map(jnp.asarray, episodes),
+        alias=alias,
     )
 
 

@@ -30,13 +30,13 @@ from icql.training.device import (
     Episodes,
     Keys,
     Normaliser,
-    draw,
     find_episodes,
     pack,
     row_width,
     tables_of,
     to_device,
 )
+from icql.training.draws import Alias, draw
 
 Ids = NDArray[np.integer]
 
@@ -61,6 +61,7 @@ def feed(
     normaliser: Normaliser,
     neighbours: Neighbours | None,
     *,
+    alias: Alias | None = None,
     seeds: int,
     memory: int | None,
 ) -> DeviceData | Streamed:
@@ -71,6 +72,7 @@ def feed(
         data: the transitions.
         normaliser: what is done to states and rewards.
         neighbours: tables of contexts, where the algorithm needs them.
+        alias: how rows are drawn, where not uniformly.
         seeds: how many are trained side by side.
         memory: bytes that data may take, if the device has them; by default half of the machine's.
 
@@ -83,7 +85,7 @@ def feed(
     length, near = algorithm.needs.length, sum(t.shape[1] for t in tables_of(neighbours))
     extra = near + 4 * bool(length)  # numbers of a row beside the packed ones
     if 8 * len(data) * (row_width(data) + extra) <= limit:  # while it is packed and on the device
-        return to_device(data, normaliser, neighbours, length=length)
+        return to_device(data, normaliser, neighbours, length=length, alias=alias)
     rows = seeds * rows_per_update(algorithm)
     asked, behind = rows * (length or 1), rows * near
     nbytes = HELD * 4 * ((asked + behind) * row_width(data) + asked * (extra + 1))
@@ -100,7 +102,7 @@ def feed(
         with scratch(default_cache_dir()) as room:  # what is mapped outlives its folder
             episodes = find_episodes(data, normaliser.reward_scale, length, room)
     sizes = updates * asked, updates * behind
-    return Streamed(data, normaliser, tables_of(neighbours), episodes, updates, sizes)
+    return Streamed(data, normaliser, tables_of(neighbours), episodes, alias, updates, sizes)
 
 
 @dataclass
@@ -111,6 +113,7 @@ class Streamed:
     normaliser: Normaliser
     tables: tuple[NDArray[np.int32], ...]
     episodes: Episodes | None
+    alias: Alias | None
     updates: int  # that are served at a time
     sizes: tuple[int, int]  # rows that they can ask for, and rows behind those
     _part: tuple[int, DeviceData] | None = None
@@ -120,7 +123,7 @@ class Streamed:
         begin = step - step % self.updates
         if self._part is None or self._part[0] != begin:
             steps = jnp.arange(begin, begin + self.updates)
-            drawn = np.asarray(_draws(streams, steps, size, len(self.data)))
+            drawn = np.asarray(_draws(streams, steps, size, len(self.data), self.alias))
             self._part = begin, self.load(drawn.ravel(), *self.sizes)
         return self._part[1], begin + self.updates
 
@@ -149,6 +152,7 @@ class Streamed:
             len(self.data),
             self._windows(ids, asked),
             _padded(ids, asked, NOWHERE),
+            self.alias,
         )
 
     def _windows(self, ids: Ids, asked: int) -> Episodes | None:
@@ -167,11 +171,11 @@ class Streamed:
 
 
 @partial(jax.jit, static_argnums=(2, 3))
-def _draws(streams: Keys, steps: Array, size: int, total: int) -> Array:
+def _draws(streams: Keys, steps: Array, size: int, total: int, alias: Alias | None) -> Array:
     """Rows that each seed's updates draw: (seeds, steps, size)."""
 
     def one(stream: PRNGKeyArray, step: Array) -> Array:
-        return draw(keys_of(stream, step)[0], size, total)
+        return draw(keys_of(stream, step)[0], size, total, alias)
 
     return jax.vmap(jax.vmap(one, (None, 0)), (0, None))(streams, steps)
 

@@ -5,24 +5,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from icql.algos.base import Algorithm, Spec
 from icql.algos.registry import make_algorithm
-from icql.data.arrays import memory_limit
+from icql.data.arrays import memory_limit, moments
 from icql.data.datasets import examine, is_store
 from icql.data.tasks import Task, get_task
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool
 from icql.files import default_cache_dir, write_json
-from icql.progress import Display
+from icql.graph.logged import Comparison, compare_rows
+from icql.progress import Display, Work
 from icql.retrieval import Neighbours, build_neighbours
+from icql.settings.shared import ActorSettings, AlgorithmSettings
 from icql.training.desk import Bystander, Desk, Prepared, check_finite
-from icql.training.device import fit_normaliser, reward_range
+from icql.training.device import Normaliser, fit_normaliser, reward_range
+from icql.training.draws import alias_of
 from icql.training.loop import Loop, check_memory, make_mesh
 from icql.training.plan import Plan
 from icql.training.processes import agree, is_first, join_group, share, stopping_together
@@ -105,10 +110,26 @@ def prepare(
     mesh = make_mesh(devices, len(members))
     normaliser = fit_normaliser(data, plan.settings.data)
     rewards = reward_range(data, normaliser)
-    spec = Spec(data.observation_dim, data.action_dim, plan.run.steps, rewards, plan.run.precision)
+    spec = Spec(
+        data.observation_dim,
+        data.action_dim,
+        plan.run.steps,
+        rewards,
+        plan.run.precision,
+        observation_noise(plan.settings, task, data, normaliser),
+    )
     algorithm = make_algorithm(plan.algo, plan.settings, spec)
     neighbours = find_contexts(algorithm, data, display, memory)
-    fed = feed(algorithm, data, normaliser, neighbours, seeds=len(members), memory=memory)
+    comparison = compare(plan.settings, data, display, memory)
+    fed = feed(
+        algorithm,
+        data,
+        normaliser,
+        neighbours,
+        alias=None if comparison is None else alias_of(comparison.weights, uniform_rows(algorithm)),
+        seeds=len(members),
+        memory=memory,
+    )
     if isinstance(fed, Streamed):
         if jax.process_count() > 1:  # each would cut the data into parts of its own
             raise UserError(
@@ -125,7 +146,8 @@ def prepare(
     check_memory(loop, states)
     played = is_first() and task is not None and plan.run.episodes > 0
     environments = open_environments(task, data) if played and task is not None else None
-    return Prepared(plan, task, data, normaliser, neighbours, loop, environments), states
+    ready = Prepared(plan, task, data, normaliser, neighbours, comparison, loop, environments)
+    return ready, states
 
 
 def find_contexts(
@@ -139,15 +161,60 @@ def find_contexts(
     if context is None:
         return None
     with display.work("retrieving contexts", 1000) as work:
+        told = partial(_tell, work)
         neighbours = build_neighbours(
-            data,
-            context,
-            cache_dir=default_cache_dir(),
-            progress=lambda label, fraction: work.update(int(1000 * fraction), label),
-            memory=memory,
+            data, context, cache_dir=default_cache_dir(), progress=told, memory=memory
         )
     display.say(f"contexts: {neighbours.report}")
     return neighbours
+
+
+def compare(
+    settings: AlgorithmSettings, data: Transitions, display: Display, memory: int | None
+) -> Comparison | None:
+    """Weigh rows by local comparison, where the settings draw by it; None: all alike."""
+    if settings.draw.by == "uniform":
+        return None
+    with display.work("comparing similar states", 1000) as work:
+        told = partial(_tell, work)
+        found = compare_rows(
+            data, settings.draw, cache_dir=default_cache_dir(), progress=told, memory=memory
+        )
+    display.say(
+        f"draws: by {settings.draw.by} among {found.compared} similar states of other episodes; "
+        f"effective share of the rows {100 * found.share:.1f} %"
+    )
+    return found
+
+
+def uniform_rows(algorithm: Algorithm[Any]) -> int:
+    """How many of an update's rows, the first, are drawn uniformly beside those drawn by weight."""
+    settings, needs = algorithm.settings, algorithm.needs
+    if settings.policy_rows and not needs.uniform:
+        raise UserError(
+            "this algorithm has no rows that are its policy's alone.",
+            where="draw.rows policy",
+            fix="Take --draw.rows all.",
+        )
+    return int(settings.batch_size * needs.uniform)
+
+
+def _tell(work: Work, label: str, share: float) -> None:
+    work.update(int(1000 * share), label)
+
+
+def observation_noise(
+    settings: AlgorithmSettings, task: Task | None, data: Transitions, normaliser: Normaliser
+) -> tuple[float, ...]:
+    """Half the width of the noise on each normalised state in training; () for none."""
+    if not isinstance(settings, ActorSettings):
+        return ()
+    policy = settings.policy
+    if task is not None and task.noise:
+        widths = policy.noise * np.asarray(task.noise)
+    else:
+        widths = policy.relative_noise * moments(data.states)[1]
+    return tuple((widths / normaliser.std).tolist()) if widths.any() else ()
 
 
 def open_environments(task: Task, data: Transitions) -> EnvPool:

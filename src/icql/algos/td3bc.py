@@ -121,7 +121,7 @@ class TD3Cloning(DelayedLearner[D]):
             y = bellman_target(query.r, query.mask, v_next, s.discount)
 
             def critic_loss(q: Critics) -> tuple[Array, Metrics]:
-                values = q(query.s, query.a, batch.context, key=q_key)
+                values = q(query.s, query.a, batch.context, key=q_key, prior=state.q_target)
                 extras = {"q": values.mean(), "td_error": jnp.abs(y - values).mean()}
                 return ((y - values) ** 2).mean(-1).sum(), extras
 
@@ -134,7 +134,7 @@ class TD3Cloning(DelayedLearner[D]):
         )
 
         last = jax.tree.map(lambda x: x[-1], batches)
-        at_s = q.model.at(last.query.s, last.context)
+        at_s = q.model.at(last.query.s, last.context, prior=state.q_target)
 
         def policy_loss(pi: DeterministicPolicy) -> tuple[Array, Array]:
             a = pi(last.query.s)

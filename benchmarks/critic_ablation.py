@@ -24,7 +24,12 @@ from icql.files import write_json
 from icql.settings.grid import read_grid, say_settings
 
 RIDGE = {"local.module": "ridge", "local.normalise": "unit"}
-TD = {"local.initial": "learned", "local.normalise": "unit", "local.spectral_bound": 1.0}
+TD = {
+    "local.initial": "learned",
+    "local.normalise": "unit",
+    "local.c_scale": 64.0,  # C = I, or what the bound leaves of it: steps as large as unit φ allows
+    "local.spectral_bound": 1.0,
+}
 OWN = {"context.exclude": "episode"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},

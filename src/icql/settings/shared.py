@@ -50,7 +50,7 @@ class LocalSettings(Settings):
     """d, the dimension of φ(s, a)."""
     normalise: Normalise = "none"
     """φ as the network gives it; unit: divided by its length; layer: to mean 0 and variance 1. unit
-    helps where critics run away: no ΦᵀΦ/N exceeds 1, and even C = I (c_scale = d) may start."""
+    helps where critics run away: ‖ΦᵀΦ/N‖ ≤ 1, so that C may start larger (c_scale up to d)."""
     initial: Initial = "zero"
     """w_0 of linear: zero, the paper's, or learned, a prior that the context corrects. It helps
     where whole contexts hold no reward (Kitchen): from zero Q̂ is 0 there whatever φ and C are."""

@@ -39,7 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "unit": {"local.normalise": "unit"},
     "layer": {"local.normalise": "layer"},
     "bound-c": {"local.spectral_bound": 1.0},
-    "xavier": {"local.c_start": "xavier"},
+    "xavier": {"local.c_start": "xavier", "local.c_scale": 1.0},  # gain 0.1 / L
     "printed-sign": {"value": "policy", "expectile_sign": "q-y"},
     "cosine": {"context.metric": "cosine"},
     "others": OWN,  # contexts of other episodes only

@@ -1,4 +1,4 @@
-"""`bound_values`: what the next state is worth stays within what rewards can add up to."""
+"""What critic-based methods share: bounds on values, rewards as trained on, signs of losses."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from icql.algos.base import Batch, Spec, Transition
 from icql.algos.iql import IQL
 from icql.algos.presets import resolve_preset
 from icql.algos.registry import make_algorithm
-from icql.data.transitions import Transitions
+from icql.data.transitions import DataInfo, Transitions
+from icql.errors import UserError
 from icql.settings.algorithms import IQLSettings
 from icql.settings.change import override
-from icql.training.device import Normaliser, reward_range
+from icql.settings.contexts import DataSettings
+from icql.training.device import Normaliser, fit_normaliser, reward_range, to_device
 
 OBS, ACT, ROWS = 3, 2, 8
 BOUNDED = [
@@ -81,3 +83,80 @@ def test_rewards_are_measured_on_the_scale_that_is_trained_on():
 
     normaliser = Normaliser(np.zeros(1, np.float32), np.ones(1, np.float32), 0.01)
     assert reward_range(data, normaliser) == pytest.approx((-0.01, 0.04))
+    shifted = Normaliser(np.zeros(1, np.float32), np.ones(1, np.float32), 0.01, -0.04)
+    assert reward_range(data, shifted) == pytest.approx((-0.05, 0.0))
+    # what values are possible follows: nothing positive can be earned any more
+    algorithm = IQL(IQLSettings(discount=0.9), Spec(1, 1, 1, reward_range(data, shifted)))
+    assert algorithm.value_range() == pytest.approx((-0.5, 0.0))
+
+
+def test_a_shift_is_added_to_scaled_rewards_and_to_nothing_else():
+    rng = np.random.default_rng(0)
+    data = Transitions(
+        states=rng.normal(size=(6, 2)).astype(np.float32),
+        actions=rng.uniform(-0.9, 0.9, (6, 1)).astype(np.float32),
+        rewards=np.arange(6, dtype=np.float32),
+        next_states=rng.normal(size=(6, 2)).astype(np.float32),
+        next_actions=rng.uniform(-0.9, 0.9, (6, 1)).astype(np.float32),
+        mask=np.ones(6, np.float32),
+        episode=np.zeros(6, np.int32),
+        step=np.arange(6, dtype=np.int32),
+        info=DataInfo("six", episode_returns=(10.0, 30.0)),
+    )
+    plain = to_device(data, fit_normaliser(data, DataSettings(reward_scale=0.5)), None)
+    settings = DataSettings(reward_scale=0.5, reward_shift=-4.0)
+    shifted = to_device(data, fit_normaliser(data, settings), None)
+    np.testing.assert_allclose(shifted.take(jnp.arange(6)).r, 0.5 * np.arange(6) - 4)
+    difference = np.asarray(shifted.rows - plain.rows)
+    assert np.flatnonzero(difference.any(0)).tolist() == [3]  # s, s, a, then r
+    # the shift is not scaled, whatever scales the rewards
+    settings = DataSettings(normalise_returns=True, reward_shift=1.0)
+    scaled = to_device(data, fit_normaliser(data, settings), None)
+    np.testing.assert_allclose(scaled.take(jnp.arange(6)).r, 50 * np.arange(6) + 1)
+
+
+@pytest.mark.parametrize("tau", [0.5, 0.9])
+def test_the_printed_sign_of_the_expectile_is_that_of_the_opposite_level(tau):
+    """ρ_τ(Q̂ − y) = ρ_{1−τ}(y − Q̂): the same updates to the bit, and others unless τ = 0.5."""
+
+    def trained(**changes):
+        small = {"hidden": (8,), "critic": "global", "value": "policy", **changes}
+        settings = override(IQLSettings(), small)
+        algorithm = make_algorithm("iql", settings, Spec(OBS, ACT, 100))
+        state = algorithm.init(jax.random.key(1))
+        state, metrics = algorithm.update(state, batch(1.0, ROWS), jax.random.key(2))
+        return np.concatenate([x.ravel() for x in jax.tree.leaves(state.q.model)]), metrics
+
+    printed, metrics = trained(expectile=tau, expectile_sign="q-y")
+    opposite, same = trained(expectile=1 - tau)
+    np.testing.assert_allclose(printed, opposite, rtol=1e-6)
+    assert float(metrics["critic_loss"]) == pytest.approx(float(same["critic_loss"]), rel=1e-6)
+    usual, _ = trained(expectile=tau)
+    assert np.allclose(printed, usual, atol=1e-7) is (tau == 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"local.module": "mlp", "local.initial": "learned"}, "local.initial"),
+        ({"local.module": "softmax", "local.spectral_bound": 1.0}, "local.spectral_bound"),
+        ({"local.module": "ridge", "local.c_start": "xavier"}, "local.c_start"),
+        ({"local.module": "ridge", "local.spectral_bound": 1.0}, "local.spectral_bound"),
+        ({"local.ridge": 0.0}, "local.ridge"),
+        ({"local.normalise": "batch"}, "local.normalise"),
+        ({"value": "expectile", "expectile_sign": "q-y"}, "expectile_sign"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(changes, where):
+    with pytest.raises(UserError, match=r"must|belongs|reading B") as refused:
+        override(IQLSettings(), changes)
+    assert refused.value.where == where
+
+
+def test_settings_that_need_each_other_are_changed_together():
+    """In either order: a section is checked once all of its changes are in."""
+    ridge = override(IQLSettings(), {"local.module": "ridge", "local.initial": "learned"})
+    assert ridge.local.initial == "learned"  # which a ridge's prior is anyway
+    changes = {"local.spectral_bound": 1.0, "local.module": "linear"}
+    mlp = override(IQLSettings(), {"local.module": "mlp"})
+    assert override(mlp, changes).local.spectral_bound == 1

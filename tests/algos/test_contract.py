@@ -53,12 +53,28 @@ TINY = {
     "refresh": 4,
     "candidates": 4,
 }
+# a local critic with what the paper does not have
+RIDGE = {
+    "local.module": "ridge",
+    "local.normalise": "unit",
+    "context.exclude": "episode",
+    "data.reward_shift": -0.5,
+}
+LINEAR = {
+    "local.initial": "learned",
+    "local.normalise": "layer",
+    "local.c_start": "xavier",
+    "local.spectral_bound": 0.5,
+    "context.metric": "cosine",
+    "data.reward_shift": 0.5,
+}
 OFFLINE = [name for name, entry in algorithms().items() if not entry.online]
 # SAC learns online, but under the same contract; QC has no local critic (see its file)
 CASES = {
     **{name: (name, {}) for name in algorithms()},
     "icql-policy-value": ("icql", {"value": "policy"}),
     "icql-td3bc-paper": ("icql-td3bc", {"form": "paper"}),
+    "icql-td3bc-ridge": ("icql-td3bc", {"local.module": "ridge"}),
     "rebrac-local": ("rebrac", {"critic": "local"}),
     "cql-local": ("cql", {"critic": "local", "lagrange": True}),
     "dmg-local": ("dmg", {"critic": "local"}),
@@ -69,6 +85,15 @@ CASES = {
 BRANCHES = {
     "td3bc-retuned": ("td3bc", {"form": "retuned"}),
     "td3bc-paper": ("td3bc", {"form": "paper"}),
+    "icql-ridge": ("icql", {**RIDGE, "value": "expectile"}),
+    "icql-policy-value-ridge": ("icql", {**RIDGE, "value": "policy"}),
+    "icql-td3bc-ridge-unit": ("icql-td3bc", RIDGE),
+    "cql-ridge": ("cql", {**RIDGE, "critic": "local"}),
+    "dmg-ridge": ("dmg", {**RIDGE, "critic": "local"}),
+    "fql-ridge": ("fql", {**RIDGE, "critic": "local"}),
+    "icql-options": ("icql", {**LINEAR, "value": "expectile"}),
+    "icql-printed-sign": ("icql", {**LINEAR, "value": "policy", "expectile_sign": "q-y"}),
+    "icql-td3bc-options": ("icql-td3bc", LINEAR),
 }
 # leaves that training leaves alone on purpose
 FIXED: dict[str, tuple[str, ...]] = {}
@@ -401,6 +426,12 @@ def test_a_remedy_that_is_taken_is_not_told_again():
     assert "--critics 2" in remedies(critics=1)
     assert "--critics 2" not in remedies(critics=2)
     assert "--bound-values" not in remedies(bound_values=True)
+    assert "--local.spectral-bound" in remedies(critic="local")
+    assert "--local.spectral-bound" not in remedies(critic="local", **{"local.spectral_bound": 1.0})
+    ridge = {"critic": "local", "local.module": "ridge"}
+    assert "--context.exclude" in remedies(**ridge)
+    assert "--local.c-scale" not in remedies(**ridge)
+    assert "--context.exclude" not in remedies(**ridge, **{"context.exclude": "episode"})
 
 
 def test_what_has_critics_says_so_and_what_values_are_possible():

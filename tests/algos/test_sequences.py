@@ -28,6 +28,7 @@ from icql.settings.contexts import DataSettings
 from icql.training.device import DeviceData, Normaliser, find_episodes, to_device
 
 OBS, ACT = 2, 1
+PLAIN = Normaliser(np.zeros(OBS, np.float32), np.ones(OBS, np.float32), 1.0)
 
 
 def log(lengths: list[int], ends: list[bool], invalid: set[int] = frozenset()) -> Transitions:  # type: ignore[assignment]
@@ -51,9 +52,9 @@ def log(lengths: list[int], ends: list[bool], invalid: set[int] = frozenset()) -
     )
 
 
-def on_device(data: Transitions, length: int, scale: float = 1.0) -> DeviceData:
-    plain = Normaliser(np.zeros(OBS, np.float32), np.ones(OBS, np.float32), scale)
-    return to_device(data, plain, None, length=length)
+def on_device(data: Transitions, length: int, scale: float = 1.0, shift: float = 0.0) -> DeviceData:
+    changed = dataclasses.replace(PLAIN, reward_scale=scale, reward_shift=shift)
+    return to_device(data, changed, None, length=length)
 
 
 # --- windows --------------------------------------------------------------------------------------
@@ -96,14 +97,14 @@ def test_windows_never_leave_their_episode(episodes, invalid, length):
 
 def test_returns_to_go_by_a_slow_loop():
     data = log([4, 3, 5], [True, False, True])
-    window = on_device(data, 2, scale=0.5).window(jnp.arange(len(data)))
+    window = on_device(data, 2, scale=0.5, shift=-3.0).window(jnp.arange(len(data)))
     for i in range(len(data)):
         rest = sum(
-            float(data.rewards[j])
+            0.5 * float(data.rewards[j]) - 3
             for j in range(i, len(data))
             if data.episode[j] == data.episode[i]
         )
-        assert float(window.to_go[i, 0]) == pytest.approx(0.5 * rest)
+        assert float(window.to_go[i, 0]) == pytest.approx(rest)
 
 
 def test_batches_are_windows_only_where_asked_for():
@@ -111,7 +112,7 @@ def test_batches_are_windows_only_where_asked_for():
     window = on_device(data, 3).sample(jax.random.key(0), 16).window
     assert window is not None
     assert window.steps.s.shape == (16, 3, OBS)
-    plain = to_device(data, Normaliser(np.zeros(2, np.float32), np.ones(2, np.float32), 1.0), None)
+    plain = to_device(data, PLAIN, None)
     assert plain.sample(jax.random.key(0), 4).window is None
 
 
@@ -124,14 +125,14 @@ def test_shuffled_transitions_are_refused(order):
         "two orders": np.append(np.arange(0, len(data), 2), np.arange(1, len(data), 2)),
     }[order]
     with pytest.raises(UserError, match="shuffled"):
-        find_episodes(data.subset(rows), 1.0, 2)
+        find_episodes(data.subset(rows), PLAIN, 2)
 
 
 def test_a_window_longer_than_every_episode_is_refused():
     data = log([6, 4, 3], [False, True, True])  # 5, 4 and 2 transitions
-    find_episodes(data, 1.0, 5)
+    find_episodes(data, PLAIN, 5)
     with pytest.raises(UserError, match=r"sequence length.*6 steps .*\(5 transitions\)"):
-        find_episodes(data, 1.0, 6)
+        find_episodes(data, PLAIN, 6)
 
 
 # --- the Transformer ------------------------------------------------------------------------------
@@ -452,6 +453,7 @@ def test_what_is_retrieved_changes_the_action_and_nothing_retrieved_adds_nothing
         (lambda: DTSettings(width=10, heads=4), "width"),
         (lambda: DTSettings(return_scale=0.0), "return_scale"),
         (lambda: DTSettings(data=DataSettings(reward_scale=0.1)), "return_scale"),
+        (lambda: DTSettings(data=DataSettings(reward_shift=-1.0)), "return_scale"),
         (lambda: RADTSettings(memory_size=10, candidates=20), "candidates"),
         (lambda: RADTSettings(batch_size=4, refresh=8), "refresh"),
         (lambda: RADTSettings(pretrain=0.0), "pretrain"),

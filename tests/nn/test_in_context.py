@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +14,8 @@ from hypothesis import strategies as st
 
 import icql
 from icql.nn.ablations import LinearMLP, SoftmaxTransformer
-from icql.nn.in_context import LinearTransformer, dual, literal_prompt, reduced
+from icql.nn.in_context import LinearTransformer, bounded, dual, literal_prompt, reduced
+from icql.nn.kernels import td
 
 DISCOUNT = 0.97
 
@@ -173,3 +177,96 @@ def test_modules_share_one_interface(name):
     hidden = module.read(phi, phi_next, r, 0 * mask, DISCOUNT)
     also = module.read(phi, phi_next + 9, r, 0 * mask, DISCOUNT)
     np.testing.assert_array_equal(hidden, also)
+
+
+# --- what the paper does not have: a learned w_0, a bound on C, another start ---------------------
+
+
+def module_of(c: dict, w0, **options) -> LinearTransformer:
+    layers, d, _ = c["C"].shape
+    fresh = LinearTransformer(layers, d, 1.0, **options)
+    return eqx.tree_at(
+        lambda m: (m.C, m.w0),
+        fresh,
+        (jnp.asarray(c["C"], jnp.float32), None if w0 is None else jnp.asarray(w0, jnp.float32)),
+        is_leaf=lambda x: x is None,
+    )
+
+
+def single(c: dict) -> tuple[jax.Array, ...]:
+    return tuple(jnp.asarray(c[x], jnp.float32) for x in ("phi", "phi_next", "rewards", "mask"))
+
+
+@pytest.mark.parametrize("form", ["reduced", "dual", "fused"])
+def test_td_begins_at_a_learned_w0_in_every_form(form, monkeypatch):
+    monkeypatch.setattr(td, "fused", partial(td.fused, interpret=True))
+    c = draw(3)
+    w0 = np.random.default_rng(1).normal(size=c["phi"].shape[1])
+    w, n = w0, len(c["phi"])
+    expected = []
+    for c_l in c["C"]:  # the recursion itself, in float64
+        delta = c["rewards"] + DISCOUNT * c["mask"] * (c["phi_next"] @ w) - c["phi"] @ w
+        w = w + c_l @ c["phi"].T @ delta / n
+        expected.append(w)
+    module = module_of(c, w0, form=form, initial="learned")
+    np.testing.assert_allclose(module.read(*single(c), DISCOUNT), w, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(module.trace(*single(c), DISCOUNT), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["reduced", "dual", "fused"])
+def test_gradients_reach_w0_in_every_form(form, monkeypatch):
+    monkeypatch.setattr(td, "fused", partial(td.fused, interpret=True))
+    c = draw(4)
+    zero = np.zeros(c["phi"].shape[1])
+
+    def value(w0, form):
+        start = eqx.tree_at(lambda m: m.w0, module_of(c, zero, form=form, initial="learned"), w0)
+        return start.read(*single(c), DISCOUNT).sum()
+
+    w0 = jnp.asarray(zero, jnp.float32)
+    expected = jax.grad(value)(w0, "reduced")
+    assert np.abs(expected).min() > 0
+    np.testing.assert_allclose(jax.grad(value)(w0, form), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_without_rewards_only_a_learned_w0_has_a_value():
+    c = draw(5)
+    c["rewards"] = np.zeros_like(c["rewards"])
+    w0 = np.ones(c["phi"].shape[1])
+    assert not np.any(module_of(c, None).read(*single(c), DISCOUNT))
+    assert np.any(module_of(c, w0, initial="learned").read(*single(c), DISCOUNT))
+
+
+def test_the_spectral_bound_holds_and_leaves_what_is_within_it():
+    rng = np.random.default_rng(0)
+    c = rng.normal(size=(6, 5, 5)) * np.geomspace(1e-3, 30, 6)[:, None, None]
+    found = np.asarray(bounded(jnp.asarray(c, jnp.float32), 0.5), np.float64)
+    for before, after in zip(c, found, strict=True):
+        holder = np.sqrt(np.linalg.norm(before, 1) * np.linalg.norm(before, np.inf))
+        assert np.linalg.norm(after, 2) <= 0.5 * (1 + 1e-5)
+        np.testing.assert_allclose(after, before * min(1, 0.5 / holder), rtol=1e-4)
+    # a multiple of the identity reaches the bound exactly
+    np.testing.assert_allclose(bounded(7 * jnp.eye(3), 0.5), 0.5 * np.eye(3), rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["reduced", "dual", "fused"])
+def test_every_form_computes_with_the_bounded_c(form, monkeypatch):
+    monkeypatch.setattr(td, "fused", partial(td.fused, interpret=True))
+    c = draw(6)
+    c["C"] = 20 * c["C"]
+    module = module_of(c, None, form=form, spectral_bound=0.3)
+    small = np.asarray(bounded(jnp.asarray(c["C"], jnp.float32), 0.3), np.float64)
+    expected = icql.local_weights(**{**c, "C": small}, discount=DISCOUNT)
+    np.testing.assert_allclose(module.read(*single(c), DISCOUNT), expected[-1], 1e-4, 1e-5)
+    np.testing.assert_allclose(module.trace(*single(c), DISCOUNT), expected[1:], 1e-4, 1e-5)
+
+
+def test_c_starts_as_a_xavier_matrix_of_gain_a_tenth_per_layer():
+    layers, d = 5, 200
+    c = LinearTransformer(layers, d, 1.0, c_start="xavier", key=jax.random.key(0)).C
+    spread = 0.1 / layers * np.sqrt(2 / (d + d))
+    assert float(c.std()) == pytest.approx(spread, rel=0.01)
+    assert abs(float(c.mean())) < spread / 50
+    assert not np.allclose(c[0], c[1])
+    same = LinearTransformer(layers, d, 0.1 * d / layers).C  # the identity of that gain
+    np.testing.assert_allclose(same[0], 0.1 / layers * np.eye(d), rtol=1e-6)

@@ -22,6 +22,7 @@ from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval import Neighbours, build_neighbours
 from icql.settings.change import override
+from icql.settings.contexts import DataSettings
 from icql.training.device import DeviceData, Normaliser, find_episodes, fit_normaliser
 from icql.training.loop import Loop
 from icql.training.stream import Streamed, feed
@@ -131,8 +132,9 @@ def test_windows_and_returns_do_not_depend_on_blocks(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = open_store(store)
-    whole = find_episodes(data, 0.1, 3)
+    normaliser = fit_normaliser(data, DataSettings(reward_scale=0.1, reward_shift=-0.5))
+    whole = find_episodes(data, normaliser, 3)
     monkeypatch.setattr("icql.data.arrays.BLOCK", 7)
-    small = find_episodes(data, 0.1, 3)
+    small = find_episodes(data, normaliser, 3)
     for name in ("last", "step", "to_go", "episode"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(small, name))

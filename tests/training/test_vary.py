@@ -161,3 +161,9 @@ def test_a_local_critic_keeps_its_discount() -> None:
     check_grid(algorithm, {"local.c_scale": [0.5, 1.0], "beta": [1.0]}, batch)
     with pytest.raises(UserError, match="discount: does not vary"):
         check_grid(algorithm, {"discount": [0.9, 0.99]}, batch)
+    with pytest.raises(UserError, match="spectral_bound: does not vary"):
+        check_grid(algorithm, {"local.spectral_bound": [0.0, 1.0]}, batch)
+    with pytest.raises(UserError, match=r"local.ridge: does not vary"):  # linear has no λ
+        check_grid(algorithm, {"local.ridge": [0.1, 1.0]}, batch)
+    ridge = make_algorithm("icql", override(settings, {"local.module": "ridge"}), algorithm.spec)
+    check_grid(ridge, {"local.ridge": [0.1, 1.0]}, batch)

@@ -39,10 +39,17 @@ class CriticLearner(Algorithm[S]):
     def remedies(self) -> tuple[str, ...]:
         """The brakes of critics that are not on yet."""
         s, local = self.settings, self._local
+        module = None if local is None else local.local.module
         known = {
             "hold values within bounds (--bound-values)": self._bounds is False,
             "take two critics (--critics 2)": s.critics < 2,
-            "lower --local.c-scale": local is not None and local.local.module == "linear",
+            "lower --local.c-scale": module == "linear",
+            "bound C (--local.spectral-bound 1)": (
+                local is not None and module == "linear" and not local.local.spectral_bound
+            ),
+            "leave own episodes out of contexts (--context.exclude episode)": (
+                local is not None and module == "ridge" and local.context.exclude != "episode"
+            ),
             "scale rewards down (--data.reward-scale 0.01)": True,
         }
         return tuple(remedy for remedy, helps in known.items() if helps)
@@ -61,8 +68,10 @@ class CriticLearner(Algorithm[S]):
         return jnp.clip(values, *self.value_range()) if self._bounds else values
 
     def diagnose(self, state: Any, batch: Batch) -> dict[str, Any]:
-        """Mean Q̂ after every layer of the first critic (local linear critics only)."""
+        """Mean Q̂ after every layer of the first critic (linear), or each critic's λ (ridge)."""
         q, query = self.critic(state), batch.query
+        if q.ridge is not None:
+            return {"ridge": q.ridge}
         if q.td is None:
             return {}
         return {"q_by_layer": q.trace(query.s, query.a, batch.context).mean(-1)}

@@ -70,7 +70,7 @@ class CQL(CriticLearner[CQLSettings]):
         s, query, optimiser = self.settings, batch.query, policy_optimiser(self.settings, self.spec)
         pi_key, next_key, sample_key, q_key = jax.random.split(key, 4)
         temperature = jnp.exp(state.log_temperature.model)
-        at_s = state.q.model.at(query.s, batch.context)
+        at_s = state.q.model.at(query.s, batch.context, prior=state.q_target)
 
         def policy_loss(pi: TanhGaussianPolicy) -> tuple[Array, Array]:
             a, log_prob = pi.sample(query.s, key=pi_key, training=True)
@@ -97,7 +97,8 @@ class CQL(CriticLearner[CQLSettings]):
         dual = jnp.ones(()) if state.log_dual is None else self._dual(state.log_dual.model)
 
         def critic_loss(q: Critics) -> tuple[Array, tuple[Array, Metrics]]:
-            values = q.at(query.s, batch.context, key=q_key)(actions, key=q_key)
+            at_s = q.at(query.s, batch.context, key=q_key, prior=state.q_target)
+            values = at_s(actions, key=q_key)
             logged, others = values[:, 0], values[:, 1:]
             error = y - logged
             gap = conservative_gap(logged, others, log_density, s.cql_temperature).mean(-1)

@@ -98,7 +98,7 @@ class DMG(DelayedLearner[DMGSettings]):
             y = bellman_target(query.r, query.mask, mild, s.discount)
 
             def critic_loss(q: Critics) -> tuple[Array, Metrics]:
-                values = q(query.s, query.a, batch.context, key=q_key)
+                values = q(query.s, query.a, batch.context, key=q_key, prior=state.q_target)
                 extras = {"q": values.mean(), "td_error": jnp.abs(y - values).mean()}
                 return ((y - values) ** 2).mean(-1).sum(), extras
 
@@ -115,7 +115,7 @@ class DMG(DelayedLearner[DMGSettings]):
         q_logged = state.q_target(query.s, query.a, last.context).min(0)
         advantage = q_logged - v.model(query.s, None, last.context)[0]
         weights = advantage_weights(advantage, s.beta, s.advantage_limit)
-        at_s = q.model.at(query.s, last.context)
+        at_s = q.model.at(query.s, last.context, prior=state.q_target)
         pi_key = jax.random.fold_in(key, s.policy_delay)
 
         def policy_loss(pi: DeterministicPolicy) -> tuple[Array, Array]:

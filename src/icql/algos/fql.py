@@ -90,7 +90,7 @@ class FlowLearner(CriticLearner[F]):
     ) -> tuple[Trained[OneStepPolicy], Metrics]:
         """One step of μ on −Q and its distance from where the flow takes the same noise."""
         assert state.pi is not None
-        given, q_at_s = self.settings, state.q.model.at(s, context)
+        given, q_at_s = self.settings, state.q.model.at(s, context, prior=state.q_target)
         z = jax.random.normal(key, (len(s), state.pi.model.action_dim))
         a_flow = state.flow.model.act(s, z)
 
@@ -132,7 +132,7 @@ class FQL(FlowLearner[FQLSettings]):
         y = bellman_target(query.r, query.mask, q_next, s.discount)
 
         def critic_loss(q: Critics) -> tuple[Array, Array]:
-            values = q(query.s, query.a, batch.context, key=q_key)
+            values = q(query.s, query.a, batch.context, key=q_key, prior=state.q_target)
             return ((values - y) ** 2).mean(), values.mean()
 
         q, q_loss, q_mean = descend(state.q, self.critic_optimiser(), critic_loss)

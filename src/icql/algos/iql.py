@@ -9,6 +9,7 @@ Reading B of V (`value = expectile`; IQL's own form):
 Reading A (`value = policy`; the ICQL paper's formula, eq. loss_iql):
     V(s) = E_{a~π} min_i Q̂_target,i(s, a)
     Q:  min E Σ_i ρ_τ(y − Q̂_i(s, a)),  y = r + γ(1−done) V(s')
+    (`expectile_sign = q-y`: ρ_τ(Q̂_i(s, a) − y), the sign as the paper prints it)
 Policy, both:
     max E min(exp(β (min_i Q̂_target,i(s, a) − V(s))), 100) log π(a|s)   IQL eq. 7, on logged a
 """
@@ -88,8 +89,9 @@ class IQL(CriticLearner[IQLSettings]):
         y = bellman_target(query.r, query.mask, self.bounded(v_next), s.discount)
 
         def critic_loss(q: Critics) -> tuple[Array, Array]:
-            error = y - q(query.s, query.a, batch.context, key=q_key)
-            loss = error**2 if state.v is not None else expectile(error, s.expectile)
+            error = y - q(query.s, query.a, batch.context, key=q_key, prior=state.q_target)
+            of = error if s.expectile_sign == "y-q" else -error
+            loss = error**2 if state.v is not None else expectile(of, s.expectile)
             return loss.mean(-1).sum(), jnp.abs(error).mean()
 
         q, q_loss, td_error = descend(state.q, critic_optimiser(s), critic_loss)

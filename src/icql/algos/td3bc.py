@@ -132,7 +132,7 @@ class TD3Cloning(DelayedLearner[D]):
             y = bellman_target(query.r, query.mask, v_next, s.discount)
 
             def critic_loss(q: Critics) -> tuple[Array, Metrics]:
-                values = q(query.s, query.a, batch.context, key=q_key)
+                values = q(query.s, query.a, batch.context, key=q_key, prior=state.q_target)
                 extras = {"q": values.mean(), "td_error": jnp.abs(y - values).mean()}
                 return ((y - values) ** 2).mean(-1).sum(), extras
 
@@ -144,7 +144,7 @@ class TD3Cloning(DelayedLearner[D]):
             critic_step, state.q, (batches, jax.random.split(key, s.policy_delay))
         )
 
-        at_s = q.model.at(last.query.s, last.context)
+        at_s = q.model.at(last.query.s, last.context, prior=state.q_target)
         pi_key = jax.random.fold_in(key, s.policy_delay)
 
         def policy_loss(pi: DeterministicPolicy) -> tuple[Array, Array]:

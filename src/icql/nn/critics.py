@@ -19,8 +19,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from icql.errors import UserError
 from icql.nn import backend
 from icql.nn.in_context import InContextModule, LinearTransformer
-from icql.nn.mlp import MLP, Activation
-from icql.settings.shared import LocalSettings
+from icql.nn.mlp import MLP, Activation, normalise
+from icql.nn.ridge import Ridge
+from icql.settings.shared import LocalSettings, Normalise
 
 
 class GlobalCritic(eqx.Module):
@@ -28,7 +29,7 @@ class GlobalCritic(eqx.Module):
 
     net: MLP
 
-    def read(self, context: Any, *, key: PRNGKeyArray | None) -> None:
+    def read(self, context: Any, *, key: PRNGKeyArray | None, prior: Any = None) -> None:
         """Read nothing: a global critic has no context."""
 
     def value(
@@ -38,7 +39,13 @@ class GlobalCritic(eqx.Module):
         return self.net(pair(s, a), key=key)[..., 0]
 
     def once(
-        self, context: Any, s: Array, a: Array | None, *, key: PRNGKeyArray | None
+        self,
+        context: Any,
+        s: Array,
+        a: Array | None,
+        *,
+        key: PRNGKeyArray | None,
+        prior: Any = None,
     ) -> Float[Array, "... batch"]:
         """Q(s, a): there is nothing to read first."""
         return self.value(None, s, a, key=key)
@@ -48,32 +55,53 @@ class LocalCritic(eqx.Module):
     """Features φ and an in-context module: Q̂(s, a | Ω_s), or V̂(s | Ω_s) without actions."""
 
     features: MLP
-    module: InContextModule
+    module: InContextModule | Ridge
     discount: float = eqx.field(static=True)
     with_actions: bool = eqx.field(static=True)
     context_dropout: bool = eqx.field(static=True)
+    normalise: Normalise = eqx.field(static=True)
 
-    def read(self, context: Any, *, key: PRNGKeyArray | None) -> Array:
-        """Infer from the context Ω what the module needs (the local weights w for `linear`)."""
+    def phi(self, pairs: Array, *, key: PRNGKeyArray | None) -> Float[Array, "... d"]:
+        """φ of pairs (s, a), normalised where the settings ask for it."""
+        return normalised(self.features(pairs, key=key), self.normalise)
+
+    def read(
+        self, context: Any, *, key: PRNGKeyArray | None, prior: LocalCritic | None = None
+    ) -> Array:
+        """Infer from the context Ω what the module needs (the local weights w for `linear`).
+
+        `prior` is the target critic that a ridge takes the context's targets from: itself, where
+        none is given.
+        """
+        if isinstance(self.module, Ridge):
+            pairs = pair(context.s, context.a if self.with_actions else None)
+            y = (self if prior is None else prior).targets(context)
+            return self.module.fit(self.phi(pairs, key=self._context_key(key)), y)
         return self.module.read(*self.context_features(context, key), self.discount)
 
     def value(
         self, memory: Array, s: Array, a: Array | None, *, key: PRNGKeyArray | None
     ) -> Float[Array, "..."]:
         """Q̂(s, a | Ω) for query features φ(s, a)."""
-        return self.module.answer(memory, self.features(pair(s, a), key=key))
+        return self.module.answer(memory, self.phi(pair(s, a), key=key))
 
     def once(
-        self, context: Any, s: Array, a: Array | None, *, key: PRNGKeyArray | None
+        self,
+        context: Any,
+        s: Array,
+        a: Array | None,
+        *,
+        key: PRNGKeyArray | None,
+        prior: LocalCritic | None = None,
     ) -> Float[Array, "... batch"]:
         """Q̂(s, a | Ω), on a GPU with context and queries in one pass through φ."""
         apart = key is not None and not self.context_dropout  # the two are treated differently
-        if apart or not backend.context_with_query():
+        if apart or isinstance(self.module, Ridge) or not backend.context_with_query():
             first, second = (None, None) if key is None else jax.random.split(key)
-            return self.value(self.read(context, key=first), s, a, key=second)
+            return self.value(self.read(context, key=first, prior=prior), s, a, key=second)
         pairs, query = self.context_pairs(context), pair(s, a)
         rows = [x.reshape(-1, x.shape[-1]) for x in (pairs, query)]
-        features = self.features(jnp.concatenate(rows), key=key)
+        features = self.phi(jnp.concatenate(rows), key=key)
         phi, phi_next = features[: len(rows[0])].reshape(*pairs.shape[:-1], -1)
         memory = self.module.read(phi, phi_next, context.r, context.mask, self.discount)
         return self.module.answer(memory, features[len(rows[0]) :].reshape(*query.shape[:-1], -1))
@@ -82,9 +110,18 @@ class LocalCritic(eqx.Module):
         self, context: Any, key: PRNGKeyArray | None = None
     ) -> tuple[Array, Array, Array, Array]:
         """(Φ, Φ', r, m) of a context: both feature matrices in one pass through the network."""
-        dropout_key = key if self.context_dropout else None
-        phi, phi_next = self.features(self.context_pairs(context), key=dropout_key)
+        phi, phi_next = self.phi(self.context_pairs(context), key=self._context_key(key))
         return phi, phi_next, context.r, context.mask
+
+    def targets(self, context: Any) -> Float[Array, "batch n"]:
+        """y_j = r_j + γ m_j φ(s'_j, a'_j)ᵀ w₀ of a context, by this critic's prior; no gradient."""
+        assert isinstance(self.module, Ridge)
+        pairs = pair(context.s_next, context.a_next if self.with_actions else None)
+        values = self.module.prior(self.phi(pairs, key=None))
+        return jax.lax.stop_gradient(context.r + self.discount * context.mask * values)
+
+    def _context_key(self, key: PRNGKeyArray | None) -> PRNGKeyArray | None:
+        return key if self.context_dropout else None
 
     def context_pairs(self, context: Any) -> Float[Array, "2 batch n inputs"]:
         """(s_i, a_i) and (s'_i, a'_i) of a context."""
@@ -108,18 +145,33 @@ class Critics(eqx.Module):
         context: Any = None,
         *,
         key: PRNGKeyArray | None = None,
+        prior: Critics | None = None,
     ) -> Float[Array, "count ... batch"]:
-        """Each critic's value of one or several actions per state (V without actions)."""
+        """Each critic's value of one or several actions per state (V without actions).
+
+        `prior`: the target critics, for :mod:`icql.nn.ridge` (themselves, where not given).
+        """
         self._check(context)
         s = _spread(s, a)
         keys = None if key is None else jax.random.split(key, self.count)
-        return _each(lambda m, k: m.once(context, s, a, key=k), self.members, keys)
+        priors = None if prior is None else prior.members
+        return _each(
+            lambda m, k, p: m.once(context, s, a, key=k, prior=p), self.members, keys, priors
+        )
 
-    def at(self, s: Array, context: Any = None, *, key: PRNGKeyArray | None = None) -> ValueAt:
+    def at(
+        self,
+        s: Array,
+        context: Any = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        prior: Critics | None = None,
+    ) -> ValueAt:
         """The value function at states `s`, inferred from their contexts where local."""
         self._check(context)
         keys = None if key is None else jax.random.split(jax.random.fold_in(key, 0), self.count)
-        memory = _each(lambda m, k: m.read(context, key=k), self.members, keys)
+        priors = None if prior is None else prior.members
+        memory = _each(lambda m, k, p: m.read(context, key=k, prior=p), self.members, keys, priors)
         return ValueAt(self.members, memory, s, self.count)
 
     @property
@@ -128,9 +180,15 @@ class Critics(eqx.Module):
         module = self.members.module if isinstance(self.members, LocalCritic) else None
         return module if isinstance(module, LinearTransformer) else None
 
+    @property
+    def ridge(self) -> Float[Array, " count"] | None:
+        """λ of each critic, where they are local and by ridge regression."""
+        module = self.members.module if isinstance(self.members, LocalCritic) else None
+        return module.ridge if isinstance(module, Ridge) else None
+
     def max_preconditioner(self) -> Float[Array, ""]:
         """max |C|, the first thing to grow when a local critic diverges (0 where there is none)."""
-        return jnp.zeros(()) if self.td is None else jnp.abs(self.td.C).max()
+        return jnp.zeros(()) if self.td is None else jnp.abs(self.td.preconditioners).max()
 
     def trace(self, s: Array, a: Array | None, context: Any) -> Float[Array, "layers batch"]:
         """Q̂_ℓ(s, a | Ω) of the first critic after every layer ℓ = 1 … L."""
@@ -139,7 +197,7 @@ class Critics(eqx.Module):
         self._check(context)
         first: Any = jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, self.members)
         weights = first.module.trace(*first.context_features(context), first.discount)
-        return (weights * first.features(pair(s, a))).sum(-1)
+        return (weights * first.phi(pair(s, a), key=None)).sum(-1)
 
     def _check(self, context: Any) -> None:
         if isinstance(self.members, LocalCritic) and context is None:
@@ -211,20 +269,44 @@ def local_critics(
             key=feature_key,
         )
         module = make_module(local, context, module_key)
-        return LocalCritic(features, module, discount, action_dim > 0, local.context_dropout)
+        static = (discount, action_dim > 0, local.context_dropout, local.normalise)
+        return LocalCritic(features, module, *static)
 
     return Critics(eqx.filter_vmap(make)(jax.random.split(key, count)), count)
 
 
-def make_module(local: LocalSettings, context: int, key: PRNGKeyArray) -> InContextModule:
+def make_module(local: LocalSettings, context: int, key: PRNGKeyArray) -> InContextModule | Ridge:
     """Return the in-context module that the settings name."""
     if local.module == "linear":
-        return LinearTransformer(local.layers, local.features, local.c_scale, local.form)
+        return LinearTransformer(
+            local.layers,
+            local.features,
+            local.c_scale,
+            local.form,
+            initial=local.initial,
+            c_start=local.c_start,
+            spectral_bound=local.spectral_bound,
+            key=key,
+        )
+    if local.module == "ridge":
+        return Ridge(local.features, local.ridge)
     from icql.nn.ablations import LinearMLP, SoftmaxTransformer
 
     if local.module == "mlp":
         return LinearMLP(context, local.features, 256, key=key)
     return SoftmaxTransformer(local.features, layers=local.blocks, width=128, heads=4, key=key)
+
+
+def normalised(phi: Float[Array, "... d"], how: Normalise) -> Float[Array, "... d"]:
+    """φ, φ / ‖φ‖ or (φ − mean φ) / std φ."""
+    match how:
+        case "unit":
+            return phi * jax.lax.rsqrt((phi**2).sum(-1, keepdims=True) + 1e-6)
+        case "layer":
+            d = phi.shape[-1]
+            return normalise(phi, jnp.ones(d, phi.dtype), jnp.zeros(d, phi.dtype))
+        case "none":
+            return phi
 
 
 def pair(s: Array, a: Array | None) -> Array:
@@ -240,8 +322,7 @@ def _spread(s: Array, a: Array | None) -> Array:
 def _each(function: Callable[..., Any], members: Critic, *rest: Any) -> Any:
     """Apply `function` to every critic of an ensemble with its own slice of the rest."""
     if backend.critics_at_once():
-        axes = (eqx.if_array(0), *[0] * len(rest))
-        return eqx.filter_vmap(function, in_axes=axes)(members, *rest)
+        return eqx.filter_vmap(function, in_axes=eqx.if_array(0))(members, *rest)
     count = len(jax.tree.leaves(eqx.filter(members, eqx.is_array))[0])
 
     def one(i: int) -> Any:

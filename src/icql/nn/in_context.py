@@ -19,11 +19,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from icql.errors import UserError
 from icql.nn import backend
-from icql.settings.shared import Form
+from icql.settings.shared import CStart, Form, Initial
 
 Features = Float[Array, "... n d"]
 PerRow = Float[Array, "... n"]
@@ -50,28 +50,63 @@ class InContextModule(Protocol):
 
 
 class LinearTransformer(eqx.Module):
-    """The paper's module: L layers of linear attention with trainable C_ℓ."""
+    """The paper's module: L layers of linear attention with trainable C_ℓ.
+
+    Not in the paper, and off by default: a learned w_0, and a bound on the spectral norm of C_ℓ.
+    """
 
     C: Preconditioners
+    w0: Float[Array, " d"] | None
     form: Form = eqx.field(static=True)
+    spectral_bound: float = eqx.field(static=True)
 
     def __init__(
-        self, layers: int, features: int, c_scale: float | Array, form: Form = "auto"
+        self,
+        layers: int,
+        features: int,
+        c_scale: float | Array,
+        form: Form = "auto",
+        *,
+        initial: Initial = "zero",
+        c_start: CStart = "identity",
+        spectral_bound: float = 0.0,
+        key: PRNGKeyArray | None = None,
     ) -> None:
-        self.C = jnp.tile(jnp.eye(features) * (c_scale / features), (layers, 1, 1))
-        self.form = form
+        if c_start == "identity":
+            self.C = jnp.tile(jnp.eye(features) * (c_scale / features), (layers, 1, 1))
+        else:
+            assert key is not None  # the Xavier matrix is drawn
+            gain = c_scale * 0.1 / layers
+            self.C = jax.random.normal(key, (layers, features, features)) * gain / features**0.5
+        self.w0 = jnp.zeros(features) if initial == "learned" else None
+        self.form, self.spectral_bound = form, spectral_bound
+
+    @property
+    def preconditioners(self) -> Float[Array, "... layers d d"]:
+        """C_ℓ as the layers use them: within the spectral bound, where there is one."""
+        return bounded(self.C, self.spectral_bound) if self.spectral_bound else self.C
 
     def read(self, phi: Array, phi_next: Array, r: Array, mask: Array, discount: float) -> Weights:
         """Return the local weights w_L of each context."""
+        c, r = self.preconditioners, self._seen(phi, phi_next, r, mask, discount)
         match backend.td_form(self.form):
             case "fused":
                 from icql.nn.kernels.td import fused
 
-                return fused(phi, phi_next, r, mask, self.C, discount)
+                w = fused(phi, phi_next, r, mask, c, discount)
             case "dual":
-                return dual(phi, phi_next, r, mask, self.C, discount)
+                w = dual(phi, phi_next, r, mask, c, discount)
             case _:
-                return reduced(phi, phi_next, r, mask, self.C, discount)[0]
+                w = reduced(phi, phi_next, r, mask, c, discount)[0]
+        return w if self.w0 is None else self.w0 + w
+
+    def _seen(
+        self, phi: Array, phi_next: Array, r: Array, mask: Array, discount: float
+    ) -> Float[Array, "... n"]:
+        """r + (γ m∘Φ' − Φ) w_0: TD from w_0 is w_0 + TD from zero on these, in every form."""
+        if self.w0 is None:
+            return r
+        return r + (discount * mask[..., None] * phi_next - phi) @ self.w0
 
     def answer(self, memory: Weights, phi_query: Array) -> Array:
         """Q̂ = φ_qᵀ w_L."""
@@ -81,7 +116,17 @@ class LinearTransformer(eqx.Module):
         self, phi: Array, phi_next: Array, r: Array, mask: Array, discount: float
     ) -> Float[Array, "layers ... d"]:
         """Return the local weights after every layer (the paper's layer figure)."""
-        return reduced(phi, phi_next, r, mask, self.C, discount)[1]
+        r = self._seen(phi, phi_next, r, mask, discount)
+        weights = reduced(phi, phi_next, r, mask, self.preconditioners, discount)[1]
+        return weights if self.w0 is None else self.w0 + weights
+
+
+def bounded(c: Float[Array, "... d d"], bound: float) -> Float[Array, "... d d"]:
+    """C · min(1, bound / √(|C|₁ |C|_∞)): its spectral norm is at most `bound` (Hölder)."""
+    size = jnp.abs(c)
+    columns, rows = size.sum(-2).max(-1), size.sum(-1).max(-1)
+    scale = bound / jnp.sqrt(jnp.maximum(columns * rows, bound**2))
+    return c * scale[..., None, None]
 
 
 def td_step(

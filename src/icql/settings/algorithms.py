@@ -58,6 +58,9 @@ class IQLSettings(CriticSettings):
     """V as E_{a~π} Q̂ (reading A, the paper's formula) or as its own estimator (reading B, IQL)."""
     expectile: Between = 0.7
     """τ: 0.5 is the mean; towards 1 the best actions in the data count."""
+    expectile_sign: Literal["y-q", "q-y"] = "y-q"
+    """Reading A: ρ_τ(y − Q̂), or ρ_τ(Q̂ − y) as the paper prints it. That is ρ of 1 − τ: for τ > 0.5
+    it punishes overestimation, which may help where critics run away."""
     beta: NonNegative = 3.0
     """β, the inverse temperature of advantage-weighted regression, on scaled rewards."""
     advantage_limit: AtLeastOne = 100.0
@@ -65,6 +68,15 @@ class IQLSettings(CriticSettings):
     policy_samples: Count = 1
     """Reading A: actions drawn per state to estimate E_{a~π}."""
     policy: PolicySettings = field(default_factory=lambda: PolicySettings(cosine=True))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.expectile_sign == "q-y" and self.value == "expectile":
+            raise UserError(
+                "reading B has no expectile of y − Q̂ whose sign could be turned.",
+                where="expectile_sign",
+                fix="Take reading A (value = policy), or leave it out.",
+            )
 
 
 @dataclass(frozen=True)
@@ -275,7 +287,9 @@ class DTSettings(AlgorithmSettings):
         super().__post_init__()
         if self.width % self.heads:
             raise UserError(f"must be a multiple of heads ({self.heads}).", where="width")
-        if self.data.reward_scale != 1 or self.data.normalise_returns:
+        if (self.data.reward_scale, self.data.reward_shift) != (1, 0) or (
+            self.data.normalise_returns
+        ):
             raise UserError(
                 "rewards must keep their size: the policy counts what the environment pays.",
                 where="data.reward_scale",

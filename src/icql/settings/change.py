@@ -26,6 +26,7 @@ def override(settings: S, changes: Mapping[str, Any], prefix: str = "") -> S:
     """Return settings with `changes` applied: nested tables or dotted names (`local.layers`)."""
     known = {f.name for f in dataclasses.fields(settings)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}  # of a section at once: some settings need each other
     for dotted, value in changes.items():
         name, _, rest = dotted.partition(".")
         if name not in known:
@@ -34,12 +35,13 @@ def override(settings: S, changes: Mapping[str, Any], prefix: str = "") -> S:
                 where=prefix + dotted,
                 fix=nearest(name, list(known)),
             )
-        current = values.get(name, getattr(settings, name))
+        current = getattr(settings, name)
         if dataclasses.is_dataclass(current):
-            inner = {rest: value} if rest else value
-            values[name] = override(current, inner, f"{prefix}{name}.")
+            inner.setdefault(name, {}).update({rest: value} if rest else value)
         else:
             values[name] = _typed(current, value, prefix + name)
+    for name, section in inner.items():
+        values[name] = override(getattr(settings, name), section, f"{prefix}{name}.")
     return dataclasses.replace(settings, **values)  # type: ignore[type-var]
 
 

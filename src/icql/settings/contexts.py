@@ -25,6 +25,9 @@ class DataSettings(Settings):
 
     reward_scale: float = 1.0
     """Every reward is multiplied by this (recorded with the run; β is meant on scaled values)."""
+    reward_shift: float = 0.0
+    """Added to every scaled reward. It helps where most rewards are 0, which a local critic cannot
+    tell from no value at all (published Kitchen settings subtract 4 before scaling)."""
     normalise_returns: bool = False
     """Also scale rewards by 1000 / (max return − min return), as IQL does on MuJoCo."""
     normalise_states: bool = False

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from icql.errors import UserError
 from icql.settings.contexts import ContextSettings, DataSettings
 from icql.settings.draw import DrawSettings
 from icql.settings.fields import BelowOne, Count, NonNegative, Positive, Settings, Widths
 
 CriticKind = Literal["local", "global"]
-ModuleName = Literal["linear", "mlp", "softmax"]
+ModuleName = Literal["linear", "mlp", "softmax", "ridge"]
+Initial = Literal["zero", "learned"]
+CStart = Literal["identity", "xavier"]
+Normalise = Literal["none", "unit", "layer"]
 Form = Literal["auto", "reduced", "dual", "fused"]
 
 
@@ -79,15 +83,31 @@ class LocalSettings(Settings):
     section: ClassVar[str] = "local."
 
     module: ModuleName = "linear"
-    """linear: the paper's linear Transformer; mlp and softmax: its ablation."""
+    """linear: the paper's linear Transformer; mlp and softmax: its ablation; ridge: the context's
+    targets regressed in closed form (not the paper's), which helps where TD inside the context runs
+    away. Best with normalise = unit and context.exclude = episode."""
     layers: Count = 20
     """L, the number of in-context TD steps of the linear module."""
     blocks: Count = 4
     """Attention blocks of the softmax module."""
     features: Count = 64
     """d, the dimension of φ(s, a)."""
+    normalise: Normalise = "none"
+    """φ as the network gives it; unit: divided by its length; layer: to mean 0 and variance 1. unit
+    helps where critics run away: ‖ΦᵀΦ/N‖ ≤ 1, so that C may start larger (c_scale up to d)."""
+    initial: Initial = "zero"
+    """w_0 of linear: zero, the paper's, or learned, a prior that the context corrects. It helps
+    where whole contexts hold no reward (Kitchen): from zero Q̂ is 0 there whatever φ and C are."""
+    ridge: Positive = 0.1
+    """λ of ridge before the first update, meant for features of unit length; it is learned."""
     c_scale: NonNegative = 1.0
     """C_ℓ starts as (c_scale / d)·I. 1 is stable; d is the identity and explodes."""
+    c_start: CStart = "identity"
+    """xavier: C_ℓ starts as a normal Xavier matrix of gain c_scale · 0.1 / L, as InContextTD's do.
+    It may help where C = I/d is too large a start; c_scale = 0.1 d / L is (0.1 / L)·I."""
+    spectral_bound: NonNegative = 0.0
+    """Largest spectral norm of C_ℓ (0: any): C_ℓ is scaled down until √(|C_ℓ|₁ |C_ℓ|_∞), never less
+    than the norm, is this. It helps where a C that learns upward explodes."""
     c_learning_rate: NonNegative = 1.0
     """Learning rate of C as a multiple of the critic's: C has to be learned upward."""
     dropout: BelowOne = 0.1
@@ -97,6 +117,21 @@ class LocalSettings(Settings):
     form: Form = "auto"
     """How the linear module computes its TD steps: reduced, dual, or fused in one GPU kernel; equal
     up to rounding. auto: fused on a GPU, reduced elsewhere."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        of_linear = {
+            "initial": self.initial != "zero" and self.module != "ridge",  # whose w_0 is learned
+            "c_start": self.c_start != "identity",
+            "spectral_bound": self.spectral_bound != 0,
+        }
+        for name, asked in of_linear.items():
+            if asked and self.module != "linear":
+                raise UserError(
+                    f"belongs to the TD layers of the linear module; {self.module} has none.",
+                    where=self.section + name,
+                    fix="Leave it out, or take local.module = linear.",
+                )
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,11 @@ class Normaliser:
     mean: Floats
     std: Floats
     reward_scale: float
+    reward_shift: float = 0.0
+
+    def rewards(self, logged: Floats) -> Floats:
+        """Rewards as they are trained on."""
+        return logged * np.float32(self.reward_scale) + np.float32(self.reward_shift)
 
 
 class Episodes(eqx.Module):
@@ -126,13 +131,15 @@ def fit_normaliser(data: Transitions, settings: DataSettings) -> Normaliser:
         spread = np.where(std < 1e-6, 1.0, np.maximum(std, floor))
     else:
         mean, spread = np.zeros_like(std), np.ones_like(std)
-    return Normaliser(mean.astype(np.float32), spread.astype(np.float32), float(scale))
+    states = mean.astype(np.float32), spread.astype(np.float32)
+    return Normaliser(*states, float(scale), settings.reward_shift)
 
 
 def reward_range(data: Transitions, normaliser: Normaliser) -> tuple[float, float]:
     """The least and the largest reward, on the scale that is trained on."""
     least, largest = data.rewards.min(initial=np.inf), data.rewards.max(initial=-np.inf)
-    return float(least) * normaliser.reward_scale, float(largest) * normaliser.reward_scale
+    scale, shift = normaliser.reward_scale, normaliser.reward_shift
+    return float(least) * scale + shift, float(largest) * scale + shift
 
 
 def to_device(
@@ -148,7 +155,7 @@ def to_device(
     `length` asks for windows of that many steps (see :class:`Episodes`); `alias` says how rows are
     drawn.
     """
-    episodes = None if length is None else find_episodes(data, normaliser.reward_scale, length)
+    episodes = None if length is None else find_episodes(data, normaliser, length)
     return DeviceData(
         jnp.asarray(pack(data, normaliser)),
         tuple(jnp.asarray(table, jnp.int32) for table in tables_of(neighbours)),
@@ -195,7 +202,7 @@ def pack(
             [
                 (data.states[at] - normaliser.mean) / normaliser.std,
                 data.actions[at],
-                (data.rewards[at] * np.float32(normaliser.reward_scale))[:, None],
+                normaliser.rewards(data.rewards[at])[:, None],
                 (data.next_states[at] - normaliser.mean) / normaliser.std,
                 data.next_actions[at],
                 data.mask[at][:, None],
@@ -207,7 +214,7 @@ def pack(
 
 
 def find_episodes(
-    data: Transitions, reward_scale: float, length: int, room: Room = IN_MEMORY
+    data: Transitions, normaliser: Normaliser, length: int, room: Room = IN_MEMORY
 ) -> Episodes:
     """Find the unbroken runs of steps in the data, and the return to go from each step.
 
@@ -245,11 +252,11 @@ def find_episodes(
     to_go = room.empty("to_go", (len(data),), np.float32)
     ends = np.append(np.flatnonzero(begins)[1:], len(data)) - 1
     total = np.empty(len(ends))  # of all rewards up to each episode's end
-    for block, rewards, before in _sums(data, reward_scale):
+    for block, rewards, before in _sums(data, normaliser):
         inside = slice(*np.searchsorted(ends, (block.start, block.stop)))
         total[inside] = (before + rewards)[ends[inside] - block.start]
     run, number = -1, -1
-    for block, _, before in _sums(data, reward_scale):
+    for block, _, before in _sums(data, normaliser):
         runs, numbers = run + np.cumsum(breaks[block]), number + np.cumsum(begins[block])
         last[block] = edges[runs + 1] - 1
         to_go[block] = total[numbers] - before
@@ -258,11 +265,11 @@ def find_episodes(
     return Episodes(**arrays, length=length)
 
 
-def _sums(data: Transitions, scale: float) -> Iterator[tuple[slice, Doubles, Doubles]]:
+def _sums(data: Transitions, normaliser: Normaliser) -> Iterator[tuple[slice, Doubles, Doubles]]:
     """Blocks of rows, their scaled rewards, and the sum of all rewards before each row."""
-    carried = 0.0
+    carried, scale, shift = 0.0, normaliser.reward_scale, normaliser.reward_shift
     for block in blocks(len(data)):
-        rewards = data.rewards[block].astype(np.float64) * scale
+        rewards = data.rewards[block].astype(np.float64) * scale + shift
         sums = np.cumsum(np.append(carried, rewards))[1:]
         carried = float(sums[-1])
         yield block, rewards, sums - rewards

@@ -100,7 +100,7 @@ def feed(
     episodes = None
     if length is not None:
         with scratch(default_cache_dir()) as room:  # what is mapped outlives its folder
-            episodes = find_episodes(data, normaliser.reward_scale, length, room)
+            episodes = find_episodes(data, normaliser, length, room)
     sizes = updates * asked, updates * behind
     return Streamed(data, normaliser, tables_of(neighbours), episodes, alias, updates, sizes)
 

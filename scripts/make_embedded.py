@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from icql.data.tasks import get_task
-from icql.online import OnlineSettings, Progress, train_online
+from icql.online import OnlineSettings, train_online
 from icql.online.protocol import thin, write_dataset
 from icql.progress import Display
 
@@ -31,12 +31,7 @@ def main() -> None:
     out: Path = arguments.out
     task, display = get_task("hopper-mini"), Display()
 
-    with display.work("SAC on Hopper-v4", SETTINGS.steps) as work:
-
-        def show(p: Progress) -> None:
-            score = f"return {p.evaluation.mean:,.0f}" if p.evaluation else "warming up"
-            work.update(p.step, f"{p.steps_per_second:.0f} steps/s, {score}")
-
+    with display.works() as show:
         run = train_online(
             task, SETTINGS, arguments.work or out / "work", until="medium", progress=show
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Self
 
 from rich.console import Console
@@ -15,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+Show = Callable[[str, int, int, str], None]  # label, steps done, steps in all, note
 PLAIN_SECONDS = 5.0  # between two lines where nobody watches a live display
 
 
@@ -32,6 +35,22 @@ class Display:
     def work(self, label: str, total: int) -> Work:
         """Start a piece of work of `total` steps; use as a context manager."""
         return Work(self, label, total)
+
+    @contextmanager
+    def works(self) -> Iterator[Show]:
+        """Show one piece of work after another: a new one where the label changes."""
+        label, work = "", self.work("", 0)
+
+        def show(now: str, done: int, total: int, note: str) -> None:
+            nonlocal label, work
+            if now != label:
+                shown.close()
+                label, work = now, shown.enter_context(self.work(now, total))
+                work.start_at(done)
+            work.update(done, note)
+
+        with ExitStack() as shown:
+            yield show
 
 
 class Work:

@@ -30,7 +30,6 @@ from icql.errors import UserError
 from icql.online import (
     OnlineRun,
     OnlineSettings,
-    Progress,
     Recipe,
     collect,
     sac_oracle,
@@ -171,8 +170,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> OnlineRun:
 def killed_at(step: int, folder: str) -> None:
     """Train, and die without a word; called in a process of its own."""
 
-    def die(p: Progress) -> None:
-        if p.step >= step:
+    def die(label: str, done: int, steps: int, note: str) -> None:
+        if done >= step:
             os._exit(9)
 
     train_online(TASK, TINY, Path(folder), progress=die)

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -35,14 +33,10 @@ from icql.data.transitions import Transitions
 from icql.data.validation.findings import Findings
 from icql.errors import UserError
 from icql.files import atomic, read_json, write_json
-from icql.progress import Display, Work
+from icql.progress import Display
 from icql.settings.contexts import KS, QUERIES, Level
 
-if TYPE_CHECKING:
-    from icql.online import Progress
-
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
-Show = Callable[[str, int, int, str], None]  # label, steps done, steps in all, note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +314,7 @@ class Fetch(Options):
             result: Result = {"name": name, "path": None}
         else:
             url = url_of(name)
-            with bars() as show:
+            with Display().works() as show:
                 path = fetch(
                     name,
                     sha256=self.sha256,
@@ -366,14 +360,7 @@ class Collect(Options):
 
         from icql.online import collect
 
-        with bars() as show:
-
-            def progress(now: Progress) -> None:
-                note = f"{now.steps_per_second:,.0f}/s"
-                if now.evaluation is not None:
-                    note += f", return {now.evaluation.mean:,.0f}"
-                show(now.label, now.step, now.steps, note)
-
+        with Display().works() as show:
             path = collect(
                 self.recipe,
                 self.level,
@@ -382,7 +369,7 @@ class Collect(Options):
                 steps=self.steps,
                 seed=self.seed,
                 transitions=self.transitions,
-                progress=progress,
+                progress=show,
             )
         provenance = read_json(path.with_suffix(".json"))
         if self.json:
@@ -390,21 +377,3 @@ class Collect(Options):
         score = provenance["normalized_score"]["mean"]
         print(f"{path}: {provenance['steps']:,} steps, mean score {score:.1f}")
         return None
-
-
-@contextmanager
-def bars() -> Iterator[Show]:
-    """Show one bar after another: a new one where the label changes."""
-    display, label = Display(), ""
-    work: Work | None = None
-
-    def show(now: str, done: int, total: int, note: str) -> None:
-        nonlocal label, work
-        if work is None or now != label:
-            shown.close()
-            label, work = now, shown.enter_context(display.work(now, total))
-            work.start_at(done)
-        work.update(done, note)
-
-    with ExitStack() as shown:
-        yield show

@@ -28,12 +28,12 @@ from icql.nn.policies import TanhGaussianPolicy
 from icql.online.envs import EnvGroup
 from icql.online.journal import Episode, Journal
 from icql.online.learning import (
-    Clock,
     Listener,
     OnlineRun,
     OnlineSettings,
     Until,
     sampled_actions,
+    teller,
     train_online,
 )
 from icql.online.snapshot import sac_oracle
@@ -94,7 +94,7 @@ def collect(
         steps: environment steps of SAC, by default the recipe's.
         seed: by default the recipe's.
         transitions: rows that each sampled policy contributes, by default the recipe's.
-        progress: called about once a second.
+        progress: called as `Listener` says.
 
     Returns:
         The path of the dataset.
@@ -189,34 +189,6 @@ def thin(episodes: Sequence[Episode], transitions: int, *, last: int) -> list[Ep
     return [episodes[i] for i in sorted(kept)]
 
 
-def sample_policy(
-    policy: TanhGaussianPolicy,
-    task: Task,
-    folder: Path,
-    *,
-    steps: int,
-    envs: int,
-    seed: int,
-    progress: Listener | None = None,
-) -> Steps:
-    """`steps` steps of a policy, its actions sampled; resumable from `folder`."""
-    group = EnvGroup(task, envs, seed)
-    journal, key = Journal.empty(-(-steps // envs), group), jax.random.key(seed)
-    journal.load(folder)
-    journal.restore(group)
-    clock = Clock(progress, f"steps of {folder.name}", steps, journal.length * envs)
-    every = max(1, PART_STEPS // envs)
-    while journal.length < len(journal.rewards):
-        row_key = jax.random.fold_in(key, journal.length)
-        journal.step(group, np.asarray(sampled_actions(policy, group.observations, row_key)))
-        if journal.length % every == 0:
-            journal.save(folder)
-        clock.tick(journal.length * envs)
-    group.close()
-    journal.save(folder)
-    return journal.steps(journal.episodes())
-
-
 @dataclass(frozen=True)
 class _Maker:
     """Makes the datasets of one training run."""
@@ -249,23 +221,29 @@ class _Maker:
             case "medium-expert":
                 return concatenate([self._sampled("medium"), self._sampled("expert")]), facts
 
-    def _policy(self, which: Which) -> TanhGaussianPolicy:
+    def _policy(self, which: Which, group: EnvGroup) -> TanhGaussianPolicy:
         if which != "random":
             return sac_oracle(self.folder / f"{which}.safetensors").policy
-        group = EnvGroup(self.task, 1, self.settings.seed)
         spec = Spec(group.observation_dim, group.action_dim, 0)
-        group.close()
         return SAC(self.settings.sac, spec).init(jax.random.key(self.settings.seed)).pi.model
 
     def _sampled(self, which: Which) -> Steps:
+        """`transitions` steps of a policy, its actions sampled; resumable."""
         stream = get_args(Which).index(which) + 1
         seed = int(np.random.SeedSequence([self.settings.seed, stream]).generate_state(1)[0])
-        return sample_policy(
-            self._policy(which),
-            self.task,
-            self.folder / f"{which}-{self.transitions}",
-            steps=self.transitions,
-            envs=self.settings.envs,
-            seed=seed,
-            progress=self.progress,
-        )
+        steps, envs, key = self.transitions, self.settings.envs, jax.random.key(seed)
+        group, folder = EnvGroup(self.task, envs, seed), self.folder / f"{which}-{steps}"
+        policy, journal = self._policy(which, group), Journal.empty(-(-steps // envs), group)
+        journal.load(folder)
+        journal.restore(group)
+        tell = teller(self.progress, f"steps of {folder.name}", steps, journal.length * envs)
+        every = max(1, PART_STEPS // envs)
+        while journal.length < len(journal.rewards):
+            row_key = jax.random.fold_in(key, journal.length)
+            journal.step(group, np.asarray(sampled_actions(policy, group.observations, row_key)))
+            if journal.length % every == 0:
+                journal.save(folder)
+            tell(journal.length * envs, [])
+        group.close()
+        journal.save(folder)
+        return journal.steps(journal.episodes())

@@ -10,7 +10,6 @@ domains this module adds what D4RL does otherwise:
 
 from __future__ import annotations
 
-import importlib.metadata
 import warnings
 from collections.abc import Callable
 from typing import Any, SupportsFloat, TypeAlias
@@ -58,17 +57,6 @@ def make_env(task: Task) -> Env:
                 fix="Only continuous control with flat observations is supported.",
             )
     return env
-
-
-def simulator_versions() -> dict[str, str]:
-    """Versions that seeded returns depend on, to be kept with every score."""
-    found = {}
-    for package in ("mujoco", "gymnasium", "gymnasium-robotics"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # an extra that is not installed took no part in the score
-    return found
 
 
 class KitchenState(gymnasium.ObservationWrapper[NDArray[np.float32], Any, Any]):

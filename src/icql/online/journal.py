@@ -127,18 +127,16 @@ class Journal:
                 path.unlink()
                 continue
             with np.load(path, allow_pickle=False) as part:
-                count = len(part["rewards"])
-                if path.stem != f"rows-{self.length:09d}" or self.length + count > len(
-                    self.rewards
-                ):
+                stop = self.length + len(part["rewards"])
+                if path.stem != f"rows-{self.length:09d}" or stop > len(self.rewards):
                     raise UserError(
                         f"does not go on from row {self.length}.",
                         where=str(path),
                         fix="The folder is incomplete: collect into a new one.",
                     )
                 for name in ARRAYS:
-                    getattr(self, name)[self.length : self.length + count] = part[name]
-            self.length += count
+                    getattr(self, name)[self.length : stop] = part[name]
+            self.length = stop
         self.saved = self.length
 
     def restore(self, group: EnvGroup) -> None:

@@ -14,7 +14,7 @@ import icql
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.nn.critics import Critics
-from icql.retrieval import Retriever, append_neighbours, build_neighbours, distances_of
+from icql.retrieval import Retriever, build_neighbours, distances_of
 from icql.retrieval import retriever as retriever_module
 from icql.settings.contexts import ContextSettings
 from icql.training.device import Normaliser
@@ -167,7 +167,7 @@ def test_tables_without_the_own_episode_can_be_extended_and_cached(
     data = mixed_episodes()
     settings = ContextSettings(k=4, candidates=9, strategy=strategy, exclude="episode")
     old = build_neighbours(data.subset(slice(0, 400)), settings)
-    grown, whole = append_neighbours(old, data, settings), build_neighbours(data, settings)
+    grown, whole = build_neighbours(data, settings, old=old), build_neighbours(data, settings)
     assert_same((grown.state, grown.next_state), (whole.state, whole.next_state))
     assert not build_neighbours(data, settings, cache_dir=tmp_path).report.cached
     assert build_neighbours(data, settings, cache_dir=tmp_path).report.cached

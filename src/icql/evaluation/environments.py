@@ -30,24 +30,13 @@ PEN_DROPPED = 0.075  # the pen's height below which D4RL ends the episode
 
 
 def make_env(task: Task) -> Env:
-    """Build the environment that scores `task`, with a flat observation and D4RL's protocol.
-
-    Args:
-        task: a row of the task table, or a registered custom task.
-
-    Returns:
-        An environment with 1-d Box spaces that truncates at `task.max_episode_steps`.
+    """Build the environment that scores `task`: 1-d Box spaces, D4RL's protocol and episode limit.
 
     Raises:
         UserError: the environment does not exist, needs an extra that is not installed, or has
             spaces that a policy over real vectors cannot use.
     """
-    if task.domain == "kitchen":
-        env = _make_kitchen(task)
-    elif task.domain == "adroit":
-        env = _make_adroit(task)
-    else:
-        env = _make(task)
+    env = {"kitchen": _make_kitchen, "adroit": _make_adroit}.get(task.domain, _make)(task)
     for what, space in (("action", env.action_space), ("observation", env.observation_space)):
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
             env.close()

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -61,14 +61,17 @@ class Rollouts:
         return tuple(Rollouts(r, n, end, self.seconds) for r, n, end in parts)
 
 
-class EnvPool:
+class EnvPool(ExitStack[None]):
     """Environments of one kind, kept alive between evaluations because some are slow to build.
+
+    `close` closes them all; the pool is empty afterwards and can be used again.
 
     Args:
         source: a task, or a function that builds one environment with flat Box spaces.
     """
 
     def __init__(self, source: Task | Callable[[], Env]) -> None:
+        super().__init__()
         self._make = partial(make_env, source) if isinstance(source, Task) else source
         self._envs: list[Env] = []
         # Threads pay where a step stays long in the simulator, which releases the GIL: with two,
@@ -80,18 +83,8 @@ class EnvPool:
         """The first `count` environments, built where they do not exist yet."""
         while len(self._envs) < count:
             self._envs.append(self._make())
+            self.callback(lambda: self._envs.pop().close())
         return self._envs[:count]
-
-    def close(self) -> None:
-        """Close every environment; the pool is empty afterwards and can be used again."""
-        while self._envs:
-            self._envs.pop().close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def rollout(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Self
 
 from rich.console import Console
@@ -96,15 +97,5 @@ class Work:
             return
         self._spoken = now
         rate = (done - self._first) / max(now - self._begin, 1e-9)
-        left = (self._total - done) / rate if rate > 0 else float("inf")
-        self._display.say(
-            f"{self._label}: {done:,}/{self._total:,}, {_clock(left)} left  {note}".rstrip()
-        )
-
-
-def _clock(seconds: float) -> str:
-    if seconds == float("inf"):
-        return "?"
-    minutes, seconds = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+        left = timedelta(seconds=round((self._total - done) / rate)) if rate > 0 else "?"
+        self._display.say(f"{self._label}: {done:,}/{self._total:,}, {left} left  {note}".rstrip())

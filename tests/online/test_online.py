@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -38,7 +39,7 @@ from icql.online import (
 from icql.online.envs import EnvGroup
 from icql.online.journal import Journal, Replay
 from icql.online.learning import Evaluation
-from icql.online.protocol import concatenate, describe, medium_replay, thin
+from icql.online.protocol import concatenate, describe, medium_replay
 from icql.settings.algorithms import SACSettings
 from icql.weights import tree_hash
 
@@ -319,6 +320,9 @@ def test_concatenation_refuses_an_open_end() -> None:
     part = steps_of([3])
     with pytest.raises(ValueError, match="end an episode"):
         concatenate([replace(part, terminals=np.zeros(3, np.bool_))])
+
+
+thin = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "make_embedded.py"))["thin"]
 
 
 @given(lengths, st.integers(40, 300), st.integers(1, 3))

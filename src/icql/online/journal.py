@@ -45,14 +45,9 @@ class Journal:
     def empty(rows: int, group: EnvGroup) -> Journal:
         """Return a journal with room for `rows` steps of every environment of the group."""
         shape = (rows, len(group.observations))
-        return Journal(
-            np.zeros((*shape, group.observation_dim), np.float32),
-            np.zeros((*shape, group.action_dim), np.float32),
-            np.zeros(shape, np.float32),
-            np.zeros((*shape, group.observation_dim), np.float32),
-            np.zeros(shape, np.bool_),
-            np.zeros(shape, np.bool_),
-        )
+        s, s_next = np.zeros((2, *shape, group.observation_dim), np.float32)
+        a, r = np.zeros((*shape, group.action_dim), np.float32), np.zeros(shape, np.float32)
+        return Journal(s, a, r, s_next, *np.zeros((2, *shape), np.bool_))
 
     def step(self, group: EnvGroup, actions: Floats) -> Floats:
         """Step the group, append what happened, and return it packed for the device replay."""

@@ -144,8 +144,9 @@ def train_online(
         best policy so far, after an evaluation, `final.safetensors` at the end.
     """
     group = EnvGroup(task, settings.envs, settings.seed)
-    run, replay = _open(task, settings, folder, group)
-    sac, key = _sac(settings, group), jax.random.key(settings.seed)
+    sac = SAC(settings.sac, Spec(group.observation_dim, group.action_dim, settings.steps))
+    run, replay = _open(task, settings, folder, group, sac)
+    key = jax.random.key(settings.seed)
     tell = teller(progress, f"SAC on {task.env_id}", settings.steps, run.step)
     with EnvPool(task) as pool:
         while not (run.ended or (until == "medium" and run.medium is not None)):
@@ -167,7 +168,7 @@ def train_online(
     group.close()
     _checkpoint(run)
     if run.ended:
-        Snapshot.of(run.state).save(run.snapshot("final"))
+        save_weights(run.snapshot("final"), Snapshot.of(run.state))
     return run
 
 
@@ -226,25 +227,27 @@ def uniform_actions(
     return jax.random.uniform(key, (len(s), policy.action_dim), minval=-1, maxval=1)
 
 
-@jax.jit
-def mean_actions(
-    policy: TanhGaussianPolicy, s: Float[Array, "envs obs"]
-) -> Float[Array, "envs act"]:
-    """The deterministic policy."""
-    return policy(s)
+mean_actions = jax.jit(TanhGaussianPolicy.__call__)  # the deterministic policy
 
 
 def _open(
-    task: Task, settings: OnlineSettings, folder: Path, group: EnvGroup
+    task: Task, settings: OnlineSettings, folder: Path, group: EnvGroup, sac: SAC
 ) -> tuple[OnlineRun, Replay]:
     """A fresh run, or the one in `folder` as its last checkpoint left it."""
     rows = settings.steps // settings.envs
-    sac = _sac(settings, group)
     state = sac.init(jax.random.fold_in(jax.random.key(settings.seed), 0))
     run = OnlineRun(task, settings, folder, state, Journal.empty(rows, group), [])
     replay = Replay.empty(rows * settings.envs, sac.spec.observation_dim, sac.spec.action_dim)
-    asked = {"task": asdict(task), "settings": asdict(settings)}
-    _claim(folder / "settings.json", asked)
+    asked, path = {"task": asdict(task), "settings": asdict(settings)}, folder / "settings.json"
+    asked = json.loads(json.dumps(asked))  # tuples become lists
+    if not path.exists():
+        write_json(path, asked)
+    elif read_json(path) != asked:
+        raise UserError(
+            "the run in this folder has other settings.",
+            where=str(path),
+            fix="Give the same settings to go on with it, or another folder.",
+        )
     checkpoint = folder / "checkpoint.safetensors"
     if not checkpoint.exists():
         run.journal.load(folder / "journal", rows=0)
@@ -260,23 +263,6 @@ def _open(
     if row:
         replay = replay.add(jnp.asarray(run.journal.packed(0, row)))
     return run, replay
-
-
-def _sac(settings: OnlineSettings, group: EnvGroup) -> SAC:
-    return SAC(settings.sac, Spec(group.observation_dim, group.action_dim, settings.steps))
-
-
-def _claim(path: Path, asked: dict[str, Any]) -> None:
-    """Record what is asked of a folder, or refuse one in which something else was asked."""
-    asked = json.loads(json.dumps(asked))  # tuples become lists
-    if not path.exists():
-        write_json(path, asked)
-    elif read_json(path) != asked:
-        raise UserError(
-            "the run in this folder has other settings.",
-            where=str(path),
-            fix="Give the same settings to go on with it, or another folder.",
-        )
 
 
 def _checkpoint(run: OnlineRun) -> None:
@@ -316,9 +302,9 @@ def _keep(run: OnlineRun) -> None:
     _write_evaluations(run)
     latest = run.evaluations[-1]
     if run.medium is latest:
-        Snapshot.of(run.state).save(run.snapshot("medium"))
+        save_weights(run.snapshot("medium"), Snapshot.of(run.state))
     if all(latest.score > earlier.score for earlier in run.evaluations[:-1]):
-        Snapshot.of(run.state).save(run.snapshot("expert"))
+        save_weights(run.snapshot("expert"), Snapshot.of(run.state))
 
 
 def _write_evaluations(run: OnlineRun) -> None:

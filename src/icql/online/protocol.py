@@ -26,7 +26,7 @@ from icql.errors import UserError, nearest
 from icql.files import file_hash, write_json
 from icql.nn.policies import TanhGaussianPolicy
 from icql.online.envs import EnvGroup
-from icql.online.journal import Episode, Journal
+from icql.online.journal import Journal
 from icql.online.learning import (
     Listener,
     OnlineRun,
@@ -83,7 +83,7 @@ def collect(
     transitions: int | None = None,
     progress: Listener | None = None,
 ) -> Path:
-    """Make one dataset by D4RL's protocol; a call that was killed goes on where it stopped.
+    """Make one dataset by D4RL's protocol, resumed after a kill; returns the dataset's path.
 
     Args:
         recipe: "hopper", "walker2d", "halfcheetah", or a `Recipe` of your own.
@@ -95,9 +95,6 @@ def collect(
         seed: by default the recipe's.
         transitions: rows that each sampled policy contributes, by default the recipe's.
         progress: called as `Listener` says.
-
-    Returns:
-        The path of the dataset.
 
     Raises:
         UserError: an unknown recipe or level, or SAC never reached the medium score.
@@ -139,11 +136,7 @@ def describe(steps: Steps, task: Task) -> dict[str, Any]:
         "steps": len(steps),
         "episodes": len(ends),
         "terminated_episodes": int(steps.terminals.sum()),
-        "return": {
-            "mean": float(returns.mean()),
-            "min": float(returns.min()),
-            "max": float(returns.max()),
-        },
+        "return": {name: float(getattr(returns, name)()) for name in ("mean", "min", "max")},
         "normalized_score": {"mean": float(scores.mean()), "max": float(scores.max())},
     }
 
@@ -169,24 +162,6 @@ def concatenate(parts: Sequence[Steps]) -> Steps:
         name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS
     }
     return Steps(**joined)
-
-
-def thin(episodes: Sequence[Episode], transitions: int, *, last: int) -> list[Episode]:
-    """At most `transitions` steps of whole episodes, evenly spaced in time, the `last` ones kept.
-
-    Walking back from the end, an episode is taken whenever what was taken is behind its share.
-    """
-    lengths = [rows.stop - rows.start for _, rows in episodes]
-    tail = len(episodes) - last
-    budget, total = transitions - sum(lengths[tail:]), sum(lengths[:tail])
-    taken = seen = 0
-    kept = list(range(tail, len(episodes)))
-    for i in reversed(range(tail)):
-        seen += lengths[i]
-        if (taken + lengths[i]) * total <= budget * seen:
-            taken += lengths[i]
-            kept.append(i)
-    return [episodes[i] for i in sorted(kept)]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from icql.nn.critics import Critics
 from icql.nn.mlp import in_precision
 from icql.nn.policies import TanhGaussianPolicy
 from icql.settings.algorithms import SACSettings
-from icql.weights import load_arrays, load_weights, save_weights
+from icql.weights import load_arrays, load_weights
 
 
 class Snapshot(eqx.Module):
@@ -35,10 +35,6 @@ class Snapshot(eqx.Module):
     def q(self, s: Float[Array, "... obs"], a: Float[Array, "... act"]) -> Float[Array, "..."]:
         """min_i Q_i(s, a), the value that SAC's own actor is trained on."""
         return self.critics.at(s)(a).min(0)
-
-    def save(self, path: Path) -> None:
-        """Write it as safetensors."""
-        save_weights(path, self)
 
 
 def sac_oracle(path: str | Path) -> Snapshot:

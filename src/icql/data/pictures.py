@@ -93,6 +93,6 @@ def return_to_go(
     Rows are in time order, episode after episode.
     """
     goes_on = np.append(episode[1:] == episode[:-1], False)
-    back = zip(rewards[::-1].tolist(), (discount * goes_on)[::-1].tolist(), strict=True)
+    back = zip(rewards[::-1].astype(np.float64), (discount * goes_on)[::-1], strict=True)
     values = accumulate(back, lambda later, now: now[0] + now[1] * later, initial=0.0)
-    return np.fromiter(values, np.float64)[:0:-1]
+    return np.fromiter(values, np.float64, len(rewards) + 1)[:0:-1]

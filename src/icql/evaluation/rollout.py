@@ -97,7 +97,7 @@ def rollout(
     parallel: int = PARALLEL,
     progress: Progress | None = None,
 ) -> Rollouts:
-    """Play `episodes` episodes of each policy.
+    """Play `episodes` episodes of each policy: return, length and kind of end of every one.
 
     `act` is called once per step, always with the same shape (rows, obs), so a compiled policy is
     compiled once: a row whose episodes are over keeps its last observation, and its action is
@@ -116,9 +116,6 @@ def rollout(
         parallel: about how many environments to run at once; further episodes follow in the rows
             of those that ended. It limits memory, not the result.
         progress: called after every step with the steps so far and the episodes finished.
-
-    Returns:
-        Return, length and kind of end of every episode.
 
     Raises:
         UserError: a setting is out of range, or the policy's actions are not finite or do not fit.

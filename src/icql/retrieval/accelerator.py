@@ -136,21 +136,17 @@ def _propose(
 
     def one_chunk(i: jax.Array, found: Found) -> Found:
         part = lax.dynamic_slice(asked, (i * chunk, 0), (chunk, columns))
-        own = _search(tiles, part, m=m, rows=rows)
-        candidates, unseen, seen = (
-            lax.dynamic_update_slice_in_dim(whole, mine, i * chunk, 0)
-            for whole, mine in zip(found, own, strict=True)
-        )
-        return candidates, unseen, seen
+        put = partial(lax.dynamic_update_slice_in_dim, start_index=i * chunk, axis=0)
+        return jax.tree.map(put, found, _search(tiles, part, m=m, rows=rows))
 
     nothing = (
         jnp.zeros((queries, m), jnp.int32),
         jnp.zeros(queries, asked.dtype),
         jnp.zeros(queries, jnp.int32),
     )
-    candidates, unseen, seen = lax.fori_loop(0, -(-count // chunk), one_chunk, nothing)
+    found = lax.fori_loop(0, -(-count // chunk), one_chunk, nothing)
     back = jnp.argsort(order)
-    return candidates[back], unseen[back], seen[back]
+    return jax.tree.map(lambda part: part[back], found)
 
 
 def _bounds(tiles: Tiles, asked: jax.Array) -> jax.Array:

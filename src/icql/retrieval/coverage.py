@@ -170,12 +170,8 @@ def coverage(
 ) -> Coverage:
     """Measure how far the k nearest states are (Euclidean, as retrieval sees them).
 
-    Args:
-        data: the dataset.
-        ks: context sizes.
-        queries: how many states are sampled; their neighbours are sought in all of the data.
-        seed: of the sample.
-        progress: called with a label and the share done.
+    `ks` are context sizes; `queries` states are sampled by `seed`, and their neighbours are sought
+    in all of the data; `progress` is told a label and the share done.
 
     Raises:
         UserError: if a k is not positive or exceeds the other states, or the sample is empty.

@@ -104,17 +104,13 @@ def distances_of(
     transitions: Transitions, neighbours: Neighbours, settings: ContextSettings
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The distances (N, k) of the context states from each s, and from each s'."""
-    found = []
-    for queries, table in (
-        (transitions.states, neighbours.state),
-        (transitions.next_states, neighbours.next_state),
-    ):
-        away = np.empty(table.shape, np.float32)
-        for rows in _cut(0, len(table), BLOCK):
-            ids = table[rows].astype(np.int64)
-            away[rows] = distances(transitions.states, queries[rows], ids, settings.metric)
-        found.append(away)
-    return found[0], found[1]
+
+    def away(queries: Points, table: cache.RowIds) -> NDArray[np.float32]:
+        ids = table.astype(np.int64)
+        return distances(transitions.states, queries, ids, settings.metric).astype(np.float32)
+
+    of_next = away(transitions.next_states, neighbours.next_state)
+    return away(transitions.states, neighbours.state), of_next
 
 
 @dataclass(frozen=True)

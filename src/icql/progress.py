@@ -33,9 +33,12 @@ class Display:
         """Print one line."""
         self.console.print(message, markup=False, soft_wrap=True)
 
-    def work(self, label: str, total: int) -> Work:
-        """Start a piece of work of `total` steps; use as a context manager."""
-        return Work(self, label, total)
+    def work(self, label: str, total: int, first: int = 0) -> Work:
+        """Start a piece of work of `total` steps; use as a context manager.
+
+        The `first` steps, which an earlier run has done, are left out of the rate.
+        """
+        return Work(self, label, total, first)
 
     @contextmanager
     def works(self) -> Iterator[Show]:
@@ -46,8 +49,7 @@ class Display:
             nonlocal label, work
             if now != label:
                 shown.close()
-                label, work = now, shown.enter_context(self.work(now, total))
-                work.start_at(done)
+                label, work = now, shown.enter_context(self.work(now, total, done))
             work.update(done, note)
 
         with ExitStack() as shown:
@@ -57,10 +59,9 @@ class Display:
 class Work:
     """A piece of work with a known number of steps."""
 
-    def __init__(self, display: Display, label: str, total: int) -> None:
-        self._display, self._label, self._total = display, label, total
+    def __init__(self, display: Display, label: str, total: int, first: int) -> None:
+        self._display, self._label, self._total, self._first = display, label, total, first
         self._begin = self._spoken = time.monotonic()
-        self._first = 0
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -81,10 +82,6 @@ class Work:
 
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
-
-    def start_at(self, done: int) -> None:
-        """Leave out of the rate what an earlier run has done."""
-        self._first = done
 
     def update(self, done: int, note: str = "") -> None:
         """Say that `done` of the steps are done."""

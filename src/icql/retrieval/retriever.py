@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,7 +35,7 @@ from icql.retrieval.strategies import (
     nearest_left,
     random_rows,
 )
-from icql.settings.contexts import ContextSettings, Exclude
+from icql.settings.contexts import ContextSettings, Engine, Exclude, Metric, Strategy
 
 EXACT_UP_TO = 200_000  # rows; beyond, exact search without structure takes minutes on a CPU
 ACCELERATOR_FROM = 20_000  # rows; below, compiling takes longer than searching on the CPU
@@ -56,10 +55,15 @@ def retrieve(
     queries: ArrayLike,
     k: int,
     *,
+    metric: Metric = "l2",
+    strategy: Strategy = "similar",
     rewards: ArrayLike | None = None,
+    seed: int = 0,
     exclude: ArrayLike | None = None,
+    candidates: int = 60,
+    engine: Engine = "exact",
+    recall_floor: float = 0.999,
     progress: Progress | None = None,
-    **settings: Any,
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """Retrieve the context of each query state: the rows of k transitions, nearest first.
 
@@ -70,18 +74,30 @@ def retrieve(
         states: (N, D), the states of the dataset's transitions.
         queries: (Q, D), the query states.
         k: how many rows per query.
-        rewards: (N,), needed by the strategy "high_reward".
+        metric: "l2", the Euclidean distance, or "cosine", 1 - cos; a zero vector's cosine is 0.
+        strategy: "similar", "random" (k distinct uniform rows, by seed and query) or "high_reward".
+        rewards: (N,), needed by "high_reward".
+        seed: of the random strategy and the approximate engine.
         exclude: rows to leave out, (Q,) or (Q, m); -1 stands for none.
+        candidates: how many nearest rows "high_reward" chooses from (all, where there are fewer).
+        engine: "exact", "accelerator" (exact too), "approximate" or "auto".
+        recall_floor: least measured recall of the approximate engine.
         progress: called block by block with a label and the share done; told the recall measured.
-        **settings: the other `ContextSettings`: metric, strategy, candidates, seed, recall_floor,
-            and the engine, here by default "exact".
 
     Returns:
         Row ids (Q, k) and distances (Q, k). Equal distances are ordered by row id.
     """
     try:
-        chosen = ContextSettings(k=k, **{"engine": "exact", **settings})
-        retriever = Retriever(states, rewards, chosen, expected=queries)
+        settings = ContextSettings(
+            k=k,
+            metric=metric,
+            strategy=strategy,
+            candidates=candidates,
+            engine=engine,
+            recall_floor=recall_floor,
+            seed=seed,
+        )
+        retriever = Retriever(states, rewards, settings, expected=queries)
     except UserError as error:  # here the settings are arguments, without the prefix
         where = error.where.removeprefix("context.")
         raise UserError(error.what, where=where, fix=error.fix) from None

@@ -29,6 +29,7 @@ from icql.errors import UserError, nearest
 
 D4RL_DIR = "ICQL_D4RL_DIR"  # environment variable: the folder with D4RL's HDF5 files
 EMBEDDED = ("hopper-mini",)  # shipped inside the package
+Looked = tuple[Findings, Source | None]  # what was found, and the log it was found in
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def load_steps(name_or_path: str | Path, room: Room = IN_MEMORY, **meant: Unpack
     return found
 
 
-def examine(name_or_path: str | Path, **meant: Unpack[Meant]) -> tuple[Findings, Source | None]:
+def examine(name_or_path: str | Path, **meant: Unpack[Meant]) -> Looked:
     """Load and validate whatever `load_dataset` would load: what was found, and the log.
 
     A store has the findings of the log that it was made of, and no log any more.
@@ -139,9 +140,7 @@ def examine(name_or_path: str | Path, **meant: Unpack[Meant]) -> tuple[Findings,
     return validate(found), found
 
 
-def validate_dataset(
-    name_or_path: str | Path, **meant: Unpack[Meant]
-) -> tuple[Findings, Source | None]:
+def validate_dataset(name_or_path: str | Path, **meant: Unpack[Meant]) -> Looked:
     """As `examine`, but data that cannot be read has one finding, mostly `unreadable`."""
     try:
         return examine(name_or_path, **meant)

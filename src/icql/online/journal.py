@@ -95,14 +95,8 @@ class Journal:
         terminals, timeouts = join(self.terminals), join(self.timeouts)
         last = np.cumsum([rows.stop - rows.start for _, rows in episodes]) - 1
         timeouts[last] = ~terminals[last]
-        return Steps(
-            join(self.observations),
-            join(self.actions),
-            join(self.rewards),
-            terminals,
-            timeouts,
-            join(self.successors),
-        )
+        s, a, r = join(self.observations), join(self.actions), join(self.rewards)
+        return Steps(s, a, r, terminals, timeouts, join(self.successors))
 
     def save(self, folder: Path) -> None:
         """Write the rows that are not on disk yet, as parts named by their first row."""

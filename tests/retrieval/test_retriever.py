@@ -270,26 +270,6 @@ def critic_of(data: Transitions, settings: ContextSettings) -> TrainedCritic:
     return TrainedCritic(critics, (), data, same, settings)
 
 
-def test_a_critic_prepares_its_data_once(tmp_path: Path, prepared: list[Any]) -> None:
-    result = icql.train(
-        "icql",
-        dataset="hopper-mini",
-        steps=2,
-        out=tmp_path / "run",
-        quiet=True,
-        settings={"batch_size": 8, "hidden": (8, 8), "context.k": 4},
-        run={"episodes": 0},
-    )
-    critic = icql.load_critic(result["run"])
-    prepared.clear()
-    states, actions = critic.data.states[:9], critic.data.actions[:9]
-    for _ in range(2):
-        critic.q(states, actions)
-        critic.trace(states, actions)
-        critic.neighbours(states + 0.01)
-    assert len(prepared) == 1
-
-
 def test_a_critic_searches_as_in_training(
     monkeypatch: pytest.MonkeyPatch, prepared: list[Any]
 ) -> None:

@@ -9,17 +9,37 @@ command goes on.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from icql.data.tasks import get_task
-from icql.online import OnlineSettings, Progress, train_online
-from icql.online.protocol import thin, write_dataset
+from icql.online import OnlineSettings, train_online
+from icql.online.journal import Episode
+from icql.online.protocol import write_dataset
 from icql.progress import Display
 
 TRANSITIONS = 60_000  # about 3.5 MB
 LAST = 16  # episodes at the end of the run that are kept whatever the spacing says
 SETTINGS = OnlineSettings(steps=300_000, seed=0, checkpoint_every=10_000)
+
+
+def thin(episodes: Sequence[Episode], transitions: int, *, last: int) -> list[Episode]:
+    """At most `transitions` steps of whole episodes, evenly spaced in time, the `last` ones kept.
+
+    Walking back from the end, an episode is taken whenever what was taken is behind its share.
+    """
+    lengths = [rows.stop - rows.start for _, rows in episodes]
+    tail = len(episodes) - last
+    budget, total = transitions - sum(lengths[tail:]), sum(lengths[:tail])
+    taken = seen = 0
+    kept = list(range(tail, len(episodes)))
+    for i in reversed(range(tail)):
+        seen += lengths[i]
+        if (taken + lengths[i]) * total <= budget * seen:
+            taken += lengths[i]
+            kept.append(i)
+    return [episodes[i] for i in sorted(kept)]
 
 
 def main() -> None:
@@ -31,12 +51,7 @@ def main() -> None:
     out: Path = arguments.out
     task, display = get_task("hopper-mini"), Display()
 
-    with display.work("SAC on Hopper-v4", SETTINGS.steps) as work:
-
-        def show(p: Progress) -> None:
-            score = f"return {p.evaluation.mean:,.0f}" if p.evaluation else "warming up"
-            work.update(p.step, f"{p.steps_per_second:.0f} steps/s, {score}")
-
+    with display.works() as show:
         run = train_online(
             task, SETTINGS, arguments.work or out / "work", until="medium", progress=show
         )

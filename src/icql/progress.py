@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Self
 
 from rich.console import Console
@@ -15,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+Show = Callable[[str, int, int, str], None]  # label, steps done, steps in all, note
 PLAIN_SECONDS = 5.0  # between two lines where nobody watches a live display
 
 
@@ -29,18 +33,35 @@ class Display:
         """Print one line."""
         self.console.print(message, markup=False, soft_wrap=True)
 
-    def work(self, label: str, total: int) -> Work:
-        """Start a piece of work of `total` steps; use as a context manager."""
-        return Work(self, label, total)
+    def work(self, label: str, total: int, first: int = 0) -> Work:
+        """Start a piece of work of `total` steps; use as a context manager.
+
+        The `first` steps, which an earlier run has done, are left out of the rate.
+        """
+        return Work(self, label, total, first)
+
+    @contextmanager
+    def works(self) -> Iterator[Show]:
+        """Show one piece of work after another: a new one where the label changes."""
+        label, work = "", self.work("", 0)
+
+        def show(now: str, done: int, total: int, note: str) -> None:
+            nonlocal label, work
+            if now != label:
+                shown.close()
+                label, work = now, shown.enter_context(self.work(now, total, done))
+            work.update(done, note)
+
+        with ExitStack() as shown:
+            yield show
 
 
 class Work:
     """A piece of work with a known number of steps."""
 
-    def __init__(self, display: Display, label: str, total: int) -> None:
-        self._display, self._label, self._total = display, label, total
+    def __init__(self, display: Display, label: str, total: int, first: int) -> None:
+        self._display, self._label, self._total, self._first = display, label, total, first
         self._begin = self._spoken = time.monotonic()
-        self._first = 0
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -62,10 +83,6 @@ class Work:
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    def start_at(self, done: int) -> None:
-        """Leave out of the rate what an earlier run has done."""
-        self._first = done
-
     def update(self, done: int, note: str = "") -> None:
         """Say that `done` of the steps are done."""
         if self._display.live:
@@ -77,15 +94,5 @@ class Work:
             return
         self._spoken = now
         rate = (done - self._first) / max(now - self._begin, 1e-9)
-        left = (self._total - done) / rate if rate > 0 else float("inf")
-        self._display.say(
-            f"{self._label}: {done:,}/{self._total:,}, {_clock(left)} left  {note}".rstrip()
-        )
-
-
-def _clock(seconds: float) -> str:
-    if seconds == float("inf"):
-        return "?"
-    minutes, seconds = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+        left = timedelta(seconds=round((self._total - done) / rate)) if rate > 0 else "?"
+        self._display.say(f"{self._label}: {done:,}/{self._total:,}, {left} left  {note}".rstrip())

@@ -34,14 +34,20 @@ def save_weights(path: Path, tree: Any) -> None:
         save_file(arrays, temporary)
 
 
-def load_weights(path: Path, like: Tree) -> Tree:
-    """Fill a pytree shaped as `like` (arrays or shape structs) from a safetensors file."""
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file by name."""
     if not path.is_file():
         raise UserError("there is no such file.", where=str(path))
     try:
-        stored = load_file(path)
+        arrays: dict[str, np.ndarray] = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"cannot be read as safetensors ({error}).", where=str(path)) from None
+    return arrays
+
+
+def load_weights(path: Path, like: Tree) -> Tree:
+    """Fill a pytree shaped as `like` (arrays or shape structs) from a safetensors file."""
+    stored = load_arrays(path)
 
     def fill(key: tuple[Any, ...], leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray):

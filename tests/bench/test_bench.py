@@ -153,7 +153,8 @@ def test_the_precision_asked_for_is_the_one_that_is_measured(capsys, monkeypatch
 
     def measure(loop, effort):
         measured.append(loop.algorithm.spec.precision)
-        return speed.UpdateCost(1.0, 1.0, MemoryNeed(1, 1, 1), 1.0)
+        names = ("ms_per_update", "updates_per_s", "gflops", "memory_mb", "data_mb", "compile_s")
+        return dict.fromkeys(names, 1.0)
 
     monkeypatch.setattr(speed, "measure_update", measure)
     assert main(["bench", *argv, *QUICK, "--precision", "bfloat16", "--json"]) == 0

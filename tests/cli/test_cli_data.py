@@ -242,12 +242,10 @@ def test_collect_random_data(capsys: Capture) -> None:
 
 
 def test_collect_shows_each_piece_of_work(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    from icql.online import Progress
-
     def collected(recipe: str, level: str, out: pathlib.Path, **more: Any) -> pathlib.Path:
         assert (recipe, level, more["steps"]) == ("hopper", "medium", 7)
-        more["progress"](Progress("training", 1, 2, 1.0, 1.0, None))
-        more["progress"](Progress("sampling", 5, 5, 1.0, 0.0, None))
+        more["progress"]("training", 1, 2, "1/s")
+        more["progress"]("sampling", 5, 5, "1/s")
         flags = np.array([False, True])
         states = np.ones((2, 11), np.float32)
         steps = Steps(states, states[:, :3], states[:, 0], ~flags & False, flags, states)

@@ -102,12 +102,12 @@ def test_command_on_good_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     result = Validate.parse(
         "validate", [str(path), "--json", "--report", str(tmp_path / "page")]
     ).execute()
-    assert result is not None
+    assert capsys.readouterr().out == ""
     assert (result["ok"], result["errors"], result["warnings"]) == (True, [], [])
     page = Path(result["report"]).read_text()
     assert page.count('src="data:image/png;base64,') == 4
     assert len(list((tmp_path / "page").iterdir())) == 1  # one file, nothing half-written
-    assert Validate.parse("validate", [str(path)]).execute() is None
+    assert Validate.parse("validate", [str(path)]).execute()["ok"]
     assert capsys.readouterr().out.startswith("ok: ")
 
 

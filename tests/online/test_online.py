@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,6 @@ from icql.errors import UserError
 from icql.online import (
     OnlineRun,
     OnlineSettings,
-    Progress,
     Recipe,
     collect,
     sac_oracle,
@@ -39,7 +39,7 @@ from icql.online import (
 from icql.online.envs import EnvGroup
 from icql.online.journal import Journal, Replay
 from icql.online.learning import Evaluation
-from icql.online.protocol import concatenate, describe, medium_replay, thin
+from icql.online.protocol import concatenate, describe, medium_replay
 from icql.settings.algorithms import SACSettings
 from icql.weights import tree_hash
 
@@ -171,8 +171,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> OnlineRun:
 def killed_at(step: int, folder: str) -> None:
     """Train, and die without a word; called in a process of its own."""
 
-    def die(p: Progress) -> None:
-        if p.step >= step:
+    def die(label: str, done: int, steps: int, note: str) -> None:
+        if done >= step:
             os._exit(9)
 
     train_online(TASK, TINY, Path(folder), progress=die)
@@ -320,6 +320,9 @@ def test_concatenation_refuses_an_open_end() -> None:
     part = steps_of([3])
     with pytest.raises(ValueError, match="end an episode"):
         concatenate([replace(part, terminals=np.zeros(3, np.bool_))])
+
+
+thin = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "make_embedded.py"))["thin"]
 
 
 @given(lengths, st.integers(40, 300), st.integers(1, 3))

@@ -93,11 +93,15 @@ def test_tables_from_the_accelerator_equal_those_from_the_cpu(
 @pytest.mark.parametrize(
     ("rows", "m"), [(1000, 9), (1000, 31), (1000, 40), (129, 129), (40, 40), (5, 3)]
 )
-def test_no_state_outside_the_proposal_is_nearer_than_it_says(rows: int, m: int) -> None:
+def test_no_state_outside_the_proposal_is_nearer_than_it_says(
+    rows: int, m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accelerator, "QUERIES", 16)
+    monkeypatch.setattr(accelerator, "TILE", 4 * GROUP)
     rng = np.random.default_rng(rows + m)
     near = rng.uniform(-1, 1, size=(rows, 3)).astype(np.float32)
     asked = rng.uniform(-1, 1, size=(37, 3))
-    device = Accelerator(near, queries=16, tile=4 * GROUP)
+    device = Accelerator(near)
     parts = [device.propose(asked[i : i + 16], asked[i : i + 16], 1, m) for i in (0, 16, 32)]
     ids = np.concatenate([part[0] for part in parts])[:37]
     unseen = np.concatenate([part[1] for part in parts])[:37]
@@ -135,11 +139,12 @@ def test_only_tiles_that_cannot_hold_a_nearer_state_are_left_out(
     small_pieces: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accelerator, "CHUNK", 1)  # no other query looks at more
+    monkeypatch.setattr(accelerator, "QUERIES", 1024)
+    monkeypatch.setattr(accelerator, "TILE", GROUP)
     rng = np.random.default_rng(5)
     near = rng.uniform(-1, 1, size=(2000, 3)).astype(np.float32)
     asked = rng.uniform(-1, 1, size=(1024, 3))
-    device = Accelerator(near, queries=1024, tile=GROUP)
-    ids, unseen, seen = map(np.asarray, device.search(asked, 1))
+    ids, unseen, seen = map(np.asarray, Accelerator(near).search(asked, 1))
     squared = ((near[None] - asked[:, None]) ** 2).sum(-1)
     np.testing.assert_array_equal(ids[:, 0], squared.argmin(axis=1))
     np.testing.assert_allclose(unseen, squared.min(axis=1), atol=1e-5)

@@ -66,13 +66,13 @@ def test_progress_is_told_in_blocks(data: Transitions) -> None:
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count how often tables are really computed."""
     calls: list[int] = []
-    real = neighbours_module._compute
+    real = neighbours_module._fill
 
     def counted(*args: Any) -> Any:
         calls.append(1)
         return real(*args)
 
-    monkeypatch.setattr(neighbours_module, "_compute", counted)
+    monkeypatch.setattr(neighbours_module, "_fill", counted)
     return calls
 
 

@@ -201,7 +201,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "folder"
     argv = ["hopper-mini", "--k", "10", "20", "--queries", "100", "--out", str(out)]
     result = CoverageOptions.parse("coverage", [*argv, "--json"]).execute()
-    assert result is not None
+    assert capsys.readouterr().out == ""
     assert json.loads((out / "coverage.json").read_text()) == result
     assert (out / "coverage.png").read_bytes().startswith(b"\x89PNG")
     assert len(list(out.iterdir())) == 2
@@ -210,5 +210,5 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     medians = [row["held_out"]["p50"] for row in result["neighbours"]]
     assert medians == sorted(medians)
     assert sum(region["states"] for region in result["regions"]) == 100
-    assert CoverageOptions.parse("coverage", argv).execute() is None
+    assert CoverageOptions.parse("coverage", argv).execute() == result
     assert "dense enough for local estimates" in capsys.readouterr().out

@@ -17,7 +17,7 @@ import pytest
 
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.retrieval import Neighbours, append_neighbours, build_neighbours
+from icql.retrieval import Neighbours, build_neighbours
 from icql.retrieval import metric as metric_module
 from icql.retrieval import neighbours as neighbours_module
 from icql.retrieval import retriever as retriever_module
@@ -234,7 +234,7 @@ def test_appending_equals_a_rebuild(
 ) -> None:
     rows = max(rows, 35) if settings.exclude == "episode" else rows  # one episode is not enough
     old = build_neighbours(first_rows(data, rows), settings)
-    assert_same_tables(append_neighbours(old, data, settings), build_neighbours(data, settings))
+    assert_same_tables(build_neighbours(data, settings, old=old), build_neighbours(data, settings))
 
 
 def test_appending_compares_old_rows_with_new_ones_only(
@@ -243,7 +243,7 @@ def test_appending_compares_old_rows_with_new_ones_only(
     settings = ContextSettings(k=5)
     old = build_neighbours(first_rows(data, 450), settings)
     searched.clear()
-    append_neighbours(old, data, settings)
+    build_neighbours(data, settings, old=old)
     assert sorted(searched) == [(250, 500), (250, 900), (450, 500)]
 
 
@@ -265,18 +265,18 @@ def test_tables_of_other_data_or_settings_cannot_be_extended(data: Transitions) 
     settings = ContextSettings(k=5)
     old = build_neighbours(first_rows(data, 450), settings)
     with pytest.raises(UserError, match=r"^old: are not the tables of the first 450 rows"):
-        append_neighbours(old, replace(data, states=data.states + 1), settings)
+        build_neighbours(replace(data, states=data.states + 1), settings, old=old)
     with pytest.raises(UserError, match=r"^old: are not the tables"):
-        append_neighbours(old, data, replace(settings, k=4))
+        build_neighbours(data, replace(settings, k=4), old=old)
     with pytest.raises(UserError, match=r"^old: are not the tables"):
-        append_neighbours(old, first_rows(data, 100), settings)
+        build_neighbours(first_rows(data, 100), settings, old=old)
 
 
 def test_approximate_tables_can_be_extended() -> None:
     settings = ContextSettings(k=5, engine="approximate", recall_floor=0.99)
     data = transitions(gaits(3000))
     old = build_neighbours(first_rows(data, 2000), settings)
-    found = append_neighbours(old, data, settings)
+    found = build_neighbours(data, settings, old=old)
     truth = build_neighbours(data, replace(settings, engine="exact"))
     assert found.report.recall >= 0.99
     assert (found.state == truth.state).mean() > 0.98

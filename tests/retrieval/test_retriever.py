@@ -14,7 +14,7 @@ import icql
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.nn.critics import Critics
-from icql.retrieval import Retriever, append_neighbours, build_neighbours, distances_of
+from icql.retrieval import Retriever, build_neighbours, distances_of
 from icql.retrieval import retriever as retriever_module
 from icql.settings.contexts import ContextSettings
 from icql.training.device import Normaliser
@@ -167,7 +167,7 @@ def test_tables_without_the_own_episode_can_be_extended_and_cached(
     data = mixed_episodes()
     settings = ContextSettings(k=4, candidates=9, strategy=strategy, exclude="episode")
     old = build_neighbours(data.subset(slice(0, 400)), settings)
-    grown, whole = append_neighbours(old, data, settings), build_neighbours(data, settings)
+    grown, whole = build_neighbours(data, settings, old=old), build_neighbours(data, settings)
     assert_same((grown.state, grown.next_state), (whole.state, whole.next_state))
     assert not build_neighbours(data, settings, cache_dir=tmp_path).report.cached
     assert build_neighbours(data, settings, cache_dir=tmp_path).report.cached
@@ -268,26 +268,6 @@ def critic_of(data: Transitions, settings: ContextSettings) -> TrainedCritic:
     same: Any = Normaliser(np.zeros(1, np.float32), np.ones(1, np.float32), 1.0)
     critics: Any = Mock(spec=Critics)  # none is asked for a value here
     return TrainedCritic(critics, (), data, same, settings)
-
-
-def test_a_critic_prepares_its_data_once(tmp_path: Path, prepared: list[Any]) -> None:
-    result = icql.train(
-        "icql",
-        dataset="hopper-mini",
-        steps=2,
-        out=tmp_path / "run",
-        quiet=True,
-        settings={"batch_size": 8, "hidden": (8, 8), "context.k": 4},
-        run={"episodes": 0},
-    )
-    critic = icql.load_critic(result["run"])
-    prepared.clear()
-    states, actions = critic.data.states[:9], critic.data.actions[:9]
-    for _ in range(2):
-        critic.q(states, actions)
-        critic.trace(states, actions)
-        critic.neighbours(states + 0.01)
-    assert len(prepared) == 1
 
 
 def test_a_critic_searches_as_in_training(

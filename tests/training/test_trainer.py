@@ -19,6 +19,7 @@ import pendulum
 from icql.algos.base import Spec
 from icql.algos.iql import IQL
 from icql.errors import UserError
+from icql.retrieval.retriever import Nearest
 from icql.settings.algorithms import IQLSettings
 from icql.settings.grid import Member
 from icql.training.desk import Watch
@@ -125,6 +126,23 @@ def test_loaded_policy_and_critic(trained, data):
     np.testing.assert_allclose(distances[:, 0], 0, atol=1e-9)
 
 
+def test_a_critic_prepares_its_data_once(trained, monkeypatch):
+    prepared, real = [], Nearest.__init__
+
+    def counted(self, *how, **more):
+        prepared.append(self)
+        real(self, *how, **more)
+
+    monkeypatch.setattr(Nearest, "__init__", counted)
+    critic = icql.load_critic(trained["run"])
+    states, actions = critic.data.states[:9], critic.data.actions[:9]
+    for _ in range(2):
+        critic.q(states, actions)
+        critic.trace(states, actions)
+        critic.neighbours(states + 0.01)
+    assert len(prepared) == 1
+
+
 def test_evaluation_repeats_from_its_seed(trained):
     policy = icql.load_policy(trained["run"])
     first, again, other = (policy.evaluate(episodes=3, seed=s) for s in (1, 1, 2))
@@ -157,10 +175,10 @@ def test_killed_run_resumes_to_the_same_bits(data, tmp_path):
         arguments = ["train", "--dataset", str(data), "--out", str(out), "--json", *options, *more]
         return run_cli(*arguments, cache=tmp_path / "cache")
 
-    whole = finish(start(tmp_path / "whole"))
+    beside = start(tmp_path / "whole")
     killed_out = tmp_path / "killed"
     process = start(killed_out)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not list(killed_out.glob("checkpoints/[1-9]00")):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.05)
@@ -170,6 +188,7 @@ def test_killed_run_resumes_to_the_same_bits(data, tmp_path):
     process.communicate()
     assert not (killed_out / "result.json").exists()
 
+    whole, beside = finish(beside), start(tmp_path / "other", "--seed", "1")
     resumed = finish(
         run_cli("train", "--resume", "--out", str(killed_out), "--json", cache=tmp_path)
     )
@@ -177,8 +196,7 @@ def test_killed_run_resumes_to_the_same_bits(data, tmp_path):
     steps = [row["step"] for row in RunFolder.open(killed_out).rows() if row["kind"] == "train"]
     assert steps == list(range(50, 601, 50))
 
-    other = finish(start(tmp_path / "other", "--seed", "1"))
-    assert other["parameter_hash"] != whole["parameter_hash"]
+    assert finish(beside)["parameter_hash"] != whole["parameter_hash"]
 
 
 def test_the_precision_of_a_run_reaches_its_updates_and_its_folder(data, tmp_path):

@@ -29,7 +29,7 @@ from icql.settings.contexts import ContextSettings, Engine
 from icql.settings.fields import Count, Positive, Settings
 from icql.settings.run import Precision
 from icql.training.device import DeviceData, fit_normaliser, to_device
-from icql.training.loop import Loop, MemoryNeed, memory_of
+from icql.training.loop import Loop, memory_of
 
 TASK = "walker2d-medium-expert-v2"  # whose settings the paper's cost table is for
 EPISODE = 1000  # steps of a made-up episode
@@ -41,27 +41,6 @@ class Effort(Settings):
 
     seconds: Positive = 1.0  # of one timed run, about
     repeats: Count = 5
-
-
-@dataclass(frozen=True)
-class UpdateCost:
-    """What one update of all seeds costs."""
-
-    ms: float
-    gflops: float  # matrix products alone
-    memory: MemoryNeed
-    compile_s: float
-
-    def as_json(self) -> dict[str, float]:
-        """Plain numbers, memory in MB (10⁶ bytes)."""
-        return {
-            "ms_per_update": self.ms,
-            "updates_per_s": 1e3 / self.ms,
-            "gflops": self.gflops,
-            "memory_mb": self.memory.beyond_data / 1e6,
-            "data_mb": self.memory.data / 1e6,
-            "compile_s": self.compile_s,
-        }
 
 
 def made_up_data(rows: int, observation_dim: int = 17, action_dim: int = 6) -> Transitions:
@@ -96,7 +75,7 @@ def cost_of(
     settings: dict[str, Any] | None = None,
     precision: Precision = "float32",
     effort: Effort | None = None,
-) -> UpdateCost:
+) -> dict[str, float]:
     """Measure one update of an algorithm under a preset, with `settings` changed."""
     if seeds < 1:
         raise UserError("must be at least 1.", where="seeds")
@@ -110,8 +89,11 @@ def cost_of(
     return measure_update(Loop(algorithm, device_data, range(seeds)), effort or Effort())
 
 
-def measure_update(loop: Loop, effort: Effort) -> UpdateCost:
-    """Compile, warm up, time."""
+def measure_update(loop: Loop, effort: Effort) -> dict[str, float]:
+    """Compile, warm up, time: what one update of all seeds costs, memory in MB (10⁶ bytes).
+
+    The operations are those of matrix products alone.
+    """
     states, step = loop.init(), 0
     begin = time.perf_counter()
     memory = memory_of(loop, states)  # compiles
@@ -132,7 +114,14 @@ def measure_update(loop: Loop, effort: Effort) -> UpdateCost:
     ms = 1e3 * statistics.median(run(chunk) for _ in range(effort.repeats))
     assert isinstance(loop.data, DeviceData)  # made-up data is never streamed
     flops = len(loop.keys) * flops_of_update(loop.algorithm, loop.data)
-    return UpdateCost(ms, flops / 1e9, memory, compile_s)
+    return {
+        "ms_per_update": ms,
+        "updates_per_s": 1e3 / ms,
+        "gflops": flops / 1e9,
+        "memory_mb": memory.beyond_data / 1e6,
+        "data_mb": memory.data / 1e6,
+        "compile_s": compile_s,
+    }
 
 
 def flops_of_update(algorithm: Algorithm[Any], data: DeviceData) -> int:

@@ -16,20 +16,14 @@ class Algos(Options):
     task: str | None = None
     """Show the settings for this task."""
 
-    def execute(self) -> Result | None:
+    def execute(self) -> Result:
         """List."""
-        if self.json:
-            return {
-                "task": self.task,
-                "algorithms": {name: self._all(name) for name in algorithms()},
-            }
+        found = {}
         for name, entry in algorithms().items():
-            print(f"{name:<12} {entry.summary} ({entry.paper})")
-            for source in resolve_preset(name, "paper", self.task).sources:
-                print(f"{'':<12} · {source}")
-        return None
-
-    def _all(self, name: str) -> Result:
-        entry = algorithms()[name]
-        presets = {preset: asdict(resolve_preset(name, preset, self.task)) for preset in PRESETS}
-        return {"summary": entry.summary, "paper": entry.paper, "presets": presets}
+            presets = {preset: resolve_preset(name, preset, self.task) for preset in PRESETS}
+            self.say(f"{name:<12} {entry.summary} ({entry.paper})")
+            for source in presets["paper"].sources:
+                self.say(f"{'':<12} · {source}")
+            plain = {preset: asdict(values) for preset, values in presets.items()}
+            found[name] = {"summary": entry.summary, "paper": entry.paper, "presets": plain}
+        return {"task": self.task, "algorithms": found}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,16 +50,13 @@ class Measuring(Options):
 
         effort = Effort(self.seconds, self.repeats)
         options: Result = {"seeds": self.seeds, "precision": self.precision, "effort": effort}
-        return cost_of(algo, data, **options, **changed).as_json()
+        return cost_of(algo, data, **options, **changed)
 
-    def report(self, result: Result, show: Callable[[Result], None]) -> Result | None:
-        """Write, return or show what was measured, as the options ask."""
+    def written(self, result: Result) -> Result:
+        """What was measured, also in a file where the options name one."""
         if self.out is not None:
             write_json(self.out, result)
-        if self.json:
-            return result
-        show(result)
-        return None
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +82,7 @@ class Speed(Measuring):
     settings: tuple[str, ...] = ()
     """Changes of settings for every algorithm that is timed, e.g. local.layers=10."""
 
-    def execute(self) -> Result | None:
+    def execute(self) -> Result:
         """Measure and show."""
         changes = dict(_change(item) for item in self.settings)
         names = self.algos or tuple(algorithms())
@@ -121,7 +117,38 @@ class Speed(Measuring):
             "retrieval": searches,
             "paper_source": paper["algorithms"]["source"],
         }
-        return self.report(result, _print_speed)
+        self._show(result)
+        return self.written(result)
+
+    def _show(self, result: Result) -> None:
+        device = result["device"]
+        self.say(
+            f"{device['platform']}, {device['kind']}; preset {result['preset']}, "
+            f"{result['precision']}, {result['seeds']} seed(s), {result['data']['rows']:,} rows"
+        )
+        self.say(f"{'':54}{'paper:':>10}")
+        self.say(
+            f"{'method':<12}{'ms/update':>10}{'updates/s':>10}{'GFLOPs':>8}{'MB':>7}"
+            f"{'compile s':>10}{'ms':>8}{'GFLOPs':>9}{'MB':>6}"
+        )
+        for row in result["updates"]:
+            line = (
+                f"{row['algorithm']:<12}{row['ms_per_update']:>10.3f}{row['updates_per_s']:>10.1f}"
+                f"{row['gflops']:>8.2f}{row['memory_mb']:>7.1f}{row['compile_s']:>10.1f}"
+            )
+            if (paper := row["paper"]) is not None:
+                line += f"{paper['train_ms']:>8.2f}{paper['gflops']:>9.2f}{paper['memory_mb']:>6}"
+            self.say(line)
+        self.say(f"{'retrieval':<12}{'queries/s':>10}{'recall':>10}{'seconds':>9}")
+        for row in result["retrieval"]:
+            self.say(
+                f"{row['engine']:<12}{row['queries_per_s']:>10,.0f}{row['recall']:>10.4f}"
+                f"{row['seconds']:>9.2f}"
+            )
+        if device["peak_bytes_in_use"] is not None:
+            self.say(
+                f"peak on the device, all of this: {device['peak_bytes_in_use'] / 1e6:,.0f} MB"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +164,7 @@ class Cost(Measuring):
     layers: tuple[int, ...] = (10, 20, 30, 40)
     """Layers L."""
 
-    def execute(self) -> Result | None:
+    def execute(self) -> Result:
         """Measure and show."""
         from icql.bench import speed
 
@@ -157,25 +184,26 @@ class Cost(Measuring):
             "costs": rows,
             "paper": {name: speed.paper_costs()[name] for name, _ in TABLES.values()},
         }
-        return self.report(result, self._print)
+        self._show(result)
+        return self.written(result)
 
-    def _print(self, result: Result) -> None:
+    def _show(self, result: Result) -> None:
         device = result["device"]
-        print(
+        self.say(
             f"{device['platform']}, {device['kind']}; icql, {self.precision}, {self.seeds} seed(s)"
         )
         cells = {(row["layers"], row["k"]): row for row in result["costs"]}
         for column, (name, title) in TABLES.items():
             paper = result["paper"][name]
-            print(f"\n{title} ({paper['source']})")
-            print(f"{'L':>4}" + "".join(f"{f'K = {k}':>20}" for k in self.contexts))
+            self.say(f"\n{title} ({paper['source']})")
+            self.say(f"{'L':>4}" + "".join(f"{f'K = {k}':>20}" for k in self.contexts))
             for layers in self.layers:
                 line = f"{layers:>4}"
                 for k in self.contexts:
                     theirs = paper.get(str(layers), {}).get(str(k))
                     beside = "" if theirs is None else f" ({theirs:g})"
                     line += f"{f'{cells[layers, k][column]:.3g}{beside}':>20}"
-                print(line)
+                self.say(line)
 
 
 def _change(item: str) -> tuple[str, Any]:
@@ -187,32 +215,3 @@ def _change(item: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
-
-
-def _print_speed(result: Result) -> None:
-    device = result["device"]
-    print(
-        f"{device['platform']}, {device['kind']}; preset {result['preset']}, "
-        f"{result['precision']}, {result['seeds']} seed(s), {result['data']['rows']:,} rows"
-    )
-    print(f"{'':54}{'paper:':>10}")
-    print(
-        f"{'method':<12}{'ms/update':>10}{'updates/s':>10}{'GFLOPs':>8}{'MB':>7}{'compile s':>10}"
-        f"{'ms':>8}{'GFLOPs':>9}{'MB':>6}"
-    )
-    for row in result["updates"]:
-        line = (
-            f"{row['algorithm']:<12}{row['ms_per_update']:>10.3f}{row['updates_per_s']:>10.1f}"
-            f"{row['gflops']:>8.2f}{row['memory_mb']:>7.1f}{row['compile_s']:>10.1f}"
-        )
-        if (paper := row["paper"]) is not None:
-            line += f"{paper['train_ms']:>8.2f}{paper['gflops']:>9.2f}{paper['memory_mb']:>6}"
-        print(line)
-    print(f"{'retrieval':<12}{'queries/s':>10}{'recall':>10}{'seconds':>9}")
-    for row in result["retrieval"]:
-        print(
-            f"{row['engine']:<12}{row['queries_per_s']:>10,.0f}{row['recall']:>10.4f}"
-            f"{row['seconds']:>9.2f}"
-        )
-    if device["peak_bytes_in_use"] is not None:
-        print(f"peak on the device, all of this: {device['peak_bytes_in_use'] / 1e6:,.0f} MB")

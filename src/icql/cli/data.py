@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -32,17 +30,12 @@ from icql.data.download import datasets_dir, fetch, url_of
 from icql.data.formats.minari_source import PREFIX, fetch_minari
 from icql.data.tasks import get_task, list_tasks
 from icql.data.transitions import Transitions
-from icql.data.validation.findings import Findings
 from icql.errors import UserError
 from icql.files import atomic, read_json, write_json
-from icql.progress import Display, Work
+from icql.progress import Display
 from icql.settings.contexts import KS, QUERIES, Level
 
-if TYPE_CHECKING:
-    from icql.online import Progress
-
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
-Show = Callable[[str, int, int, str], None]  # label, steps done, steps in all, note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,20 +59,18 @@ class List(Options):
     """List the tasks, the transitions the paper counts in their datasets, and where
     their files are: in the package, in $ICQL_D4RL_DIR, or among the fetched ones."""
 
-    def execute(self) -> Result | None:
+    def execute(self) -> Result:
         """List."""
         tasks = [_task(name) for name in list_tasks()]
         files = _other_files({task["path"] for task in tasks})
-        if self.json:
-            return {"tasks": tasks, "files": files, "cache": str(datasets_dir())}
         for task in tasks:
             count = f"{task['transitions']:,}" if task["transitions"] else ""
             fetch = f"icql data fetch {task['name']}" if task["can_be_fetched"] else ""
             place = "in the package" if task["embedded"] else task["path"] or fetch
-            print(f"{task['name']:<28} {task['environment']:<20} {count:>10}  {place}")
+            self.say(f"{task['name']:<28} {task['environment']:<20} {count:>10}  {place}")
         for file in files:
-            print(file)
-        return None
+            self.say(file)
+        return {"tasks": tasks, "files": files, "cache": str(datasets_dir())}
 
 
 def _task(name: str) -> Result:
@@ -112,17 +103,15 @@ class Facts(DatasetOptions):
     """Show what a dataset holds: the transitions that training would see, and the returns
     of its whole episodes."""
 
-    def execute(self) -> Result | None:
+    def execute(self) -> Result:
         """Load and show."""
         facts = summary(self.load())
-        if self.json:
-            return facts
         for key, value in facts.items():
             if key != "warnings":
-                print(f"{key:<16} {_text(value)}")
+                self.say(f"{key:<16} {_text(value)}")
         for warning in facts["warnings"]:
-            print(f"warning          {warning}")
-        return None
+            self.say(f"warning          {warning}")
+        return facts
 
 
 def summary(data: Transitions) -> Result:
@@ -166,7 +155,7 @@ class Validate(DatasetOptions):
     report: Folder = None
     """Write a report page into this folder."""
 
-    def execute(self) -> Result | None:
+    def execute(self) -> Result:
         """Validate; leaves with code 2 where there are errors."""
         findings, source = validate_dataset(self.dataset, task=self.task, columns=self.columns)
         result = findings.as_json()
@@ -177,28 +166,21 @@ class Validate(DatasetOptions):
                 page = write_report(self.report, self.dataset, findings, source)
                 work.update(1)
             result["report"] = str(page)
-        if self.json and findings.ok:
-            return result
-        if self.json:
-            print(json.dumps(result, allow_nan=False))
+        for kind, group in (("error", findings.errors), ("warning", findings.warnings)):
+            for finding in group:
+                self.say(f"{kind} {finding.rule}: {', '.join(finding.place)}: {finding.message}")
+        if findings.ok:
+            warned = f", {len(findings.warnings)} warning(s)" if findings.warnings else ""
+            self.say(f"ok: {result['transitions']:,} transitions{warned}")
         else:
-            _print_findings(findings, result)
+            self.say(f"not fit for training: {len(findings.errors)} error(s)")
+        if "report" in result:
+            self.say(f"report: {result['report']}")
         if not findings.ok:
+            if self.json:
+                print(json.dumps(result, allow_nan=False))
             raise SystemExit(UserError.exit_code)
-        return None
-
-
-def _print_findings(findings: Findings, result: Result) -> None:
-    for kind, group in (("error", findings.errors), ("warning", findings.warnings)):
-        for finding in group:
-            print(f"{kind} {finding.rule}: {', '.join(finding.place)}: {finding.message}")
-    if findings.ok:
-        warned = f", {len(findings.warnings)} warning(s)" if findings.warnings else ""
-        print(f"ok: {result['transitions']:,} transitions{warned}")
-    else:
-        print(f"not fit for training: {len(findings.errors)} error(s)")
-    if "report" in result:
-        print(f"report: {result['report']}")
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +201,7 @@ class Coverage(DatasetOptions):
     out: Folder = None
     """Write picture and numbers into this folder."""
 
-    def execute(self) -> Result | None:
+    def execute(self) -> Result:
         """Measure and show."""
         from icql.data.pictures import png
         from icql.retrieval.coverage import coverage, draw_coverage
@@ -238,22 +220,20 @@ class Coverage(DatasetOptions):
             with atomic(self.out / "coverage.png") as temporary:
                 temporary.write_bytes(png(draw_coverage(found)))
             write_json(self.out / "coverage.json", result)
-        if self.json:
-            return result
-        print(f"{found.name}: {found.verdict()}")
-        print("   k   nearest (median)   of other episodes   in steps   own episode   isolated")
+        self.say(f"{found.name}: {found.verdict()}")
+        self.say("   k   nearest (median)   of other episodes   in steps   own episode   isolated")
         for row in result["neighbours"]:
             keys = ("distance", "held_out", "held_out_in_steps")
             near, other, steps = (
                 "–" if (x := row[key]["p50"]) is None else f"{x:.3g}" for key in keys
             )
-            print(
+            self.say(
                 f"{row['k']:>4}   {near:>16}   {other:>17}   {steps:>8}   "
                 f"{row['own_episode']:>11.0%}   {row['isolated']:>8.0%}"
             )
         if self.out is not None:
-            print(f"written: {self.out / 'coverage.png'}, {self.out / 'coverage.json'}")
-        return None
+            self.say(f"written: {self.out / 'coverage.png'}, {self.out / 'coverage.json'}")
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +257,7 @@ class Convert(DatasetOptions):  # noqa: D101
     """Memory to make a store with, e.g. 500MB; by default half of the machine's. Pages of mapped
     files are the system's cache and do not count; some bytes a row are needed."""
 
-    def execute(self) -> Result | None:
+    def execute(self) -> Result:
         """Convert and compare."""
         done = convert(
             self.dataset,
@@ -289,10 +269,8 @@ class Convert(DatasetOptions):  # noqa: D101
         )
         for warning in done["warnings"]:
             Display().say(warning)
-        if self.json:
-            return done
-        print(f"{self.destination}: {done['transitions']:,} transitions")
-        return None
+        self.say(f"{self.destination}: {done['transitions']:,} transitions")
+        return done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,7 +288,7 @@ class Fetch(Options):
     force: Flag = False
     """Fetch it even if it is there."""
 
-    def execute(self) -> Result | None:
+    def execute(self) -> Result:
         """Fetch, with a bar."""
         name = self.name
         if name.startswith(PREFIX):
@@ -320,7 +298,7 @@ class Fetch(Options):
             result: Result = {"name": name, "path": None}
         else:
             url = url_of(name)
-            with bars() as show:
+            with Display().works() as show:
                 path = fetch(
                     name,
                     sha256=self.sha256,
@@ -328,10 +306,8 @@ class Fetch(Options):
                     progress=lambda done, of: show(f"kB of {name}", done // 1000, of // 1000, ""),
                 )
             result = {"name": name, "path": str(path), "url": url, "bytes": path.stat().st_size}
-        if self.json:
-            return result
-        print(result["path"] or name)
-        return None
+        self.say(result["path"] or name)
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,7 +334,7 @@ class Collect(Options):
     work: Path | None = None
     """Folder of the training run; by default in --out."""
 
-    def execute(self) -> Result | None:
+    def execute(self) -> Result:
         """Collect, with bars."""
         for name, value in (("steps", self.steps), ("transitions", self.transitions)):
             if value is not None and value < 1:
@@ -366,14 +342,7 @@ class Collect(Options):
 
         from icql.online import collect
 
-        with bars() as show:
-
-            def progress(now: Progress) -> None:
-                note = f"{now.steps_per_second:,.0f}/s"
-                if now.evaluation is not None:
-                    note += f", return {now.evaluation.mean:,.0f}"
-                show(now.label, now.step, now.steps, note)
-
+        with Display().works() as show:
             path = collect(
                 self.recipe,
                 self.level,
@@ -382,29 +351,9 @@ class Collect(Options):
                 steps=self.steps,
                 seed=self.seed,
                 transitions=self.transitions,
-                progress=progress,
+                progress=show,
             )
         provenance = read_json(path.with_suffix(".json"))
-        if self.json:
-            return {"path": str(path), **provenance}
         score = provenance["normalized_score"]["mean"]
-        print(f"{path}: {provenance['steps']:,} steps, mean score {score:.1f}")
-        return None
-
-
-@contextmanager
-def bars() -> Iterator[Show]:
-    """Show one bar after another: a new one where the label changes."""
-    display, label = Display(), ""
-    work: Work | None = None
-
-    def show(now: str, done: int, total: int, note: str) -> None:
-        nonlocal label, work
-        if work is None or now != label:
-            shown.close()
-            label, work = now, shown.enter_context(display.work(now, total))
-            work.start_at(done)
-        work.update(done, note)
-
-    with ExitStack() as shown:
-        yield show
+        self.say(f"{path}: {provenance['steps']:,} steps, mean score {score:.1f}")
+        return {"path": str(path), **provenance}

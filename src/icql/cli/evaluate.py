@@ -35,7 +35,7 @@ class Evaluate(Options):
     seed: int = 0
     """Seed of the episodes."""
 
-    def execute(self) -> Result | None:
+    def execute(self) -> Result:
         """Play and show."""
         from icql.training.trained import load_policy
         from icql.training.versions import versions
@@ -54,31 +54,26 @@ class Evaluate(Options):
             (dict(settings), _scores([r for _, r in group], policy.task))
             for settings, group in groupby(members, key=lambda pair: pair[0].settings)
         ]
-        if self.json:
-            several = {
-                "combinations": [{"settings": settings, **scores} for settings, scores in found]
-            }
-            return {
-                "run": str(self.run),
-                "algo": RunFolder.open(self.run).manifest["algo"],
-                "task": policy.task.name,
-                "episodes": self.episodes,
-                "seed": self.seed,
-                **(several if found[0][0] else found[0][1]),
-                "versions": versions(),
-            }
         for member, r in zip(policy.members, rollouts, strict=True):
             score = r.normalized(policy.task).mean()
             spread = f"{np.mean(r.returns):.1f} ± {np.std(r.returns):.1f}"
-            print(
-                f"{member.label}: score {score:.1f}, return {spread} over {self.episodes} episodes"
-            )
+            played = f"over {self.episodes} episodes"
+            self.say(f"{member.label}: score {score:.1f}, return {spread} {played}")
         for settings, scores in found:
             if scores["ci95"] is not None:
                 low, high = scores["ci95"]
                 mean = f"{scores['normalized_score']:.1f}, 95 % interval {low:.1f} to {high:.1f}"
-                print(f"mean   score {mean}  {say_settings(settings)}".rstrip())
-        return None
+                self.say(f"mean   score {mean}  {say_settings(settings)}".rstrip())
+        several = {"combinations": [{"settings": settings, **scores} for settings, scores in found]}
+        return {
+            "run": str(self.run),
+            "algo": RunFolder.open(self.run).manifest["algo"],
+            "task": policy.task.name,
+            "episodes": self.episodes,
+            "seed": self.seed,
+            **(several if found[0][0] else found[0][1]),
+            "versions": versions(),
+        }
 
 
 def _scores(rollouts: list[Rollouts], task: Task) -> Result:

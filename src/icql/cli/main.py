@@ -113,9 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if arguments else UserError.exit_code
     except UserError as error:
         if "--json" in arguments:
-            print(
-                json.dumps({"error": {"what": error.what, "where": error.where, "fix": error.fix}})
-            )
+            print(json.dumps({"error": vars(error)}))  # what, where, fix
         print(f"icql: error: {error}", file=sys.stderr)
         return UserError.exit_code
     except KeyboardInterrupt as stop:  # a command may say how to go on
@@ -144,5 +142,6 @@ def dispatch(name: str, group: Group, argv: list[str]) -> dict[str, Any] | None:
         return dispatch(f"{name} {command}", entry, argv[1:])
     module, _, options = entry.options.partition(":")
     parse = getattr(import_module(f"icql.cli.{module}"), options).parse
-    result: dict[str, Any] | None = parse(f"{name} {command}", argv[1:]).execute()
-    return result
+    chosen = parse(f"{name} {command}", argv[1:])
+    result: dict[str, Any] = chosen.execute()
+    return result if chosen.json else None

@@ -25,6 +25,11 @@ class Options(ABC):
         """Read the options from the command line."""
         return tyro.cli(cls, prog=prog, description=inspect.getdoc(cls), args=argv)
 
+    def say(self, line: str) -> None:
+        """Print a line, unless `--json` asks for the result alone."""
+        if not self.json:
+            print(line)
+
     @abstractmethod
-    def execute(self) -> Result | None:
-        """Do it; return what `--json` prints, or None where the result has been printed."""
+    def execute(self) -> Result:
+        """Do it and say what came out; return what `--json` prints."""

@@ -88,7 +88,7 @@ class Train(Options, Generic[S]):
         said = inspect.getdoc(cls)
         return tyro.cli(form, prog=prog, description=said, args=argv, default=default)
 
-    def execute(self) -> Result | None:
+    def execute(self) -> Result:
         """Train and say what came out."""
         plan = self.start.asked(
             algo=self.algo,
@@ -119,11 +119,27 @@ class Train(Options, Generic[S]):
             begun = RunFolder(out).manifest_path.exists()
             how = f"'icql train --resume --out {out}' goes on." if begun else ""
             raise KeyboardInterrupt(how) from None
-        if self.json:
-            return result
         if "run" in result:  # the first process of a group speaks for all
-            _print(result)
-        return None
+            self._show(result)
+        return result
+
+    def _show(self, result: Result) -> None:
+        """Say what came out and where it is."""
+        self.say(f"run         {result['run']}")
+        rate = result["updates_per_second"]
+        self.say(f"updates     {result['steps']:,}" + (f" ({rate:,.0f}/s)" if rate else ""))
+        score = result["score"]
+        if score is None:
+            self.say("score       none: no episodes were played")
+        else:
+            for one in score.get("combinations", [score]):
+                seeds = ", ".join(f"{x:.1f}" for x in one["per_seed"])
+                line = f"score       {one['mean']:.1f} (final, mean over seeds: {seeds})"
+                self.say(f"{line}  {say_settings(one.get('settings', {}))}".rstrip())
+            if (logged := result["behaviour_score"]) is not None:
+                self.say(f"data        {logged:.1f} (mean score of the logged episodes)")
+        self.say(f"plots       {result['run']}/plots")
+        self.say(f"next        icql evaluate {result['run']} --episodes 20")
 
 
 def _first_look(argv: list[str]) -> Plan:
@@ -137,24 +153,3 @@ def _first_look(argv: list[str]) -> Plan:
     if first.out is None:
         raise UserError("say which run to resume.", where="--resume", fix="Add --out RUN.")
     return Plan.read(RunFolder.open(first.out))
-
-
-def _print(result: Result) -> None:
-    """Say what came out and where it is."""
-    print(f"run         {result['run']}")
-    rate = result["updates_per_second"]
-    print(f"updates     {result['steps']:,}" + (f" ({rate:,.0f}/s)" if rate else ""))
-    score = result["score"]
-    if score is None:
-        print("score       none: no episodes were played")
-    else:
-        for one in score.get("combinations", [score]):
-            seeds = ", ".join(f"{x:.1f}" for x in one["per_seed"])
-            line = f"score       {one['mean']:.1f} (final, mean over seeds: {seeds})"
-            print(f"{line}  {say_settings(one.get('settings', {}))}".rstrip())
-        if result["behaviour_score"] is not None:
-            print(
-                f"data        {result['behaviour_score']:.1f} (mean score of the logged episodes)"
-            )
-    print(f"plots       {result['run']}/plots")
-    print(f"next        icql evaluate {result['run']} --episodes 20")

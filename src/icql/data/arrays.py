@@ -30,7 +30,8 @@ Doubles = NDArray[np.float64]
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 Rows = NDArray[np.int64]
-Test = Callable[[slice], Bools]  # rows start … stop - 1 → which of them pass
+Read = Callable[[slice], NDArray[Any]]  # rows start … stop - 1 → what stands there
+Test = Callable[[slice], Bools]  # the same → which of them pass
 
 BLOCK = 2**18  # numbers of a block: 1 MB as float32
 NUMBERS = "fiub"  # dtype kinds that can be read as real numbers
@@ -236,13 +237,7 @@ class Room:
         return mapped
 
     def fill(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: Any,
-        read: Callable[[slice], NDArray[Any]],
-        *,
-        multiple: int = 1,
+        self, name: str, shape: tuple[int, ...], dtype: Any, read: Read, *, multiple: int = 1
     ) -> NDArray[Any]:
         """An array made of what `read` gives, all at once or, in a folder, block by block.
 

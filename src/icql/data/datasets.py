@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from icql.data.arrays import IN_MEMORY, Room, scratch
 from icql.data.download import cached_file
@@ -29,6 +29,7 @@ from icql.errors import UserError, nearest
 
 D4RL_DIR = "ICQL_D4RL_DIR"  # environment variable: the folder with D4RL's HDF5 files
 EMBEDDED = ("hopper-mini",)  # shipped inside the package
+Looked = tuple[Findings, Source | None]  # what was found, and the log it was found in
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,13 @@ class Format:
     read: Callable[..., Source | Transitions]  # (path, task, room), where it has them (…, columns)
     write: Callable[..., None] | None = None  # (path, source, force=…)
     columns: bool = False  # whether one says which columns are what
+
+
+class Meant(TypedDict, total=False):
+    """What data is, where neither it nor its name says so: as in `load_dataset`."""
+
+    task: str | None
+    columns: Given
 
 
 def _file(write: Callable[[Path, Source], None]) -> Callable[..., None]:
@@ -102,19 +110,13 @@ def load_dataset(
     Raises:
         UserError: if there is no such data, or something is wrong with it.
     """
-    found = _open(name_or_path, task, columns)
+    found = _open(name_or_path, task=task, columns=columns)
     return found if isinstance(found, Transitions) else found.transitions()
 
 
-def load_steps(
-    name_or_path: str | Path,
-    *,
-    task: str | None = None,
-    columns: Given = None,
-    room: Room = IN_MEMORY,
-) -> Source:
+def load_steps(name_or_path: str | Path, room: Room = IN_MEMORY, **meant: Unpack[Meant]) -> Source:
     """Load steps as they were logged into `room`; takes what `load_dataset` takes, less stores."""
-    found = _open(name_or_path, task, columns, room)
+    found = _open(name_or_path, room, **meant)
     if isinstance(found, Transitions):
         raise UserError(
             "a store holds transitions, not the log they come from.",
@@ -124,9 +126,7 @@ def load_steps(
     return found
 
 
-def examine(
-    name_or_path: str | Path, *, task: str | None = None, columns: Given = None
-) -> tuple[Findings, Source | None]:
+def examine(name_or_path: str | Path, **meant: Unpack[Meant]) -> Looked:
     """Load and validate whatever `load_dataset` would load: what was found, and the log.
 
     A store has the findings of the log that it was made of, and no log any more.
@@ -134,18 +134,16 @@ def examine(
     Raises:
         UserError: if the data cannot be read.
     """
-    found = _open(name_or_path, task, columns)
+    found = _open(name_or_path, **meant)
     if isinstance(found, Transitions):
         return Findings(warnings=verify_store(found), transitions=found), None
     return validate(found), found
 
 
-def validate_dataset(
-    name_or_path: str | Path, *, task: str | None = None, columns: Given = None
-) -> tuple[Findings, Source | None]:
+def validate_dataset(name_or_path: str | Path, **meant: Unpack[Meant]) -> Looked:
     """As `examine`, but data that cannot be read has one finding, mostly `unreadable`."""
     try:
-        return examine(name_or_path, task=task, columns=columns)
+        return examine(name_or_path, **meant)
     except UserError as error:
         # The readers say the row and the column in words.
         row = re.search(r"\brow (\d+)", error.what)
@@ -182,10 +180,9 @@ def make_store(
     name_or_path: str | Path,
     destination: str | Path,
     *,
-    task: str | None = None,
-    columns: Given = None,
     force: bool = False,
     memory: int | None = None,
+    **meant: Unpack[Meant],
 ) -> Transitions:
     """Turn any log into a store (`icql.data.formats.store`), block by block, all or nothing.
 
@@ -193,10 +190,11 @@ def make_store(
     about the room that the store itself takes.
 
     Args:
-        name_or_path: what `load_steps` takes, and so are `task` and `columns`.
+        name_or_path: what `load_steps` takes.
         destination: the store to make, `NAME.icql`.
         force: replace a store that is there.
         memory: bytes to get along with; by default half of what the machine has.
+        **meant: `task` and `columns` as in `load_dataset`.
 
     Raises:
         UserError: if the data cannot be read or has errors, or the memory does not suffice.
@@ -204,8 +202,7 @@ def make_store(
     path = Path(destination).expanduser()
     check_free(path, force=force)
     with scratch(path.parent, memory) as room:
-        source = load_steps(name_or_path, task=task, columns=columns, room=room)
-        write_store(path, source, force=force)
+        write_store(path, load_steps(name_or_path, room, **meant), force=force)
     return open_store(path)
 
 
@@ -213,10 +210,9 @@ def convert(
     name_or_path: str | Path,
     destination: str,
     *,
-    task: str | None = None,
-    columns: Given = None,
     force: bool = False,
     memory: int | None = None,
+    **meant: Unpack[Meant],
 ) -> dict[str, Any]:
     """Write a dataset in another format, read it again and compare; arguments as in `make_store`.
 
@@ -228,14 +224,12 @@ def convert(
         UserError: if it cannot be read or written, or `memory` is given for anything but a store.
     """
     if is_store(destination):
-        data = make_store(
-            name_or_path, destination, task=task, columns=columns, force=force, memory=memory
-        )
+        data = make_store(name_or_path, destination, force=force, memory=memory, **meant)
         expected, warnings = data, [finding.message for finding in verify_store(data)]
     elif memory is not None:
         raise UserError("only stores (.icql) are made with a budget.", where="--memory")
     else:
-        source = load_steps(name_or_path, task=task, columns=columns)
+        source = load_steps(name_or_path, **meant)
         expected = source.transitions()
         warnings = list(expected.info.warnings)
         write_dataset(source, destination, force=force)
@@ -272,10 +266,10 @@ def _format(name: str) -> Format | None:
 
 
 def _open(
-    name_or_path: str | Path, task: str | None, columns: Given, room: Room = IN_MEMORY
+    name_or_path: str | Path, room: Room = IN_MEMORY, **meant: Unpack[Meant]
 ) -> Source | Transitions:
     """Find the data that is meant and read it."""
-    name = str(name_or_path)
+    name, task, columns = str(name_or_path), meant.get("task"), meant.get("columns")
     path, form = Path(name).expanduser(), _format(name)
     chosen = None if task is None else get_task(task)
     if form is None and is_task(name):
@@ -304,16 +298,13 @@ def _own_file(name: str) -> Path:
     """The file of a task's own dataset."""
     if name in EMBEDDED:
         return Path(__file__).with_name("embedded") / f"{name}.npz"
-    path, folder = find_d4rl(name), os.environ.get(D4RL_DIR)
-    if path is None:
-        looked = (
-            f"{Path(folder) / name}.hdf5 does not exist" if folder else f"{D4RL_DIR} is not set"
-        )
-        known = get_task(name).d4rl_file is not None
-        fetch = f"Fetch it with `icql data fetch {name}`, set" if known else "Set"
-        raise UserError(
-            f"the file of dataset {name!r} was not found: {looked}, and it was not fetched.",
-            fix=f"{fetch} {D4RL_DIR} to the folder that holds {name}.hdf5, or give the path of a "
-            "file.",
-        )
-    return path
+    if (path := find_d4rl(name)) is not None:
+        return path
+    folder = os.environ.get(D4RL_DIR)
+    looked = f"{Path(folder) / name}.hdf5 does not exist" if folder else f"{D4RL_DIR} is not set"
+    known = get_task(name).d4rl_file is not None
+    fetch = f"Fetch it with `icql data fetch {name}`, set" if known else "Set"
+    raise UserError(
+        f"the file of dataset {name!r} was not found: {looked}, and it was not fetched.",
+        fix=f"{fetch} {D4RL_DIR} to the folder that holds {name}.hdf5, or give the path of a file.",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,13 @@ FITTED = 20_000  # states at most that the map's directions are computed from
 MAPPED, MAPPED_BYTES = 20_000, 2_000_000  # states at most on a map, and their size
 
 
-def figure(width: float = 5.4, height: float = 3.4) -> tuple[Figure, Any]:
-    """A figure with one pair of axes in the style of the package."""
+def figure(width: float = 5.4, height: float = 3.4, panels: int = 1) -> tuple[Figure, Any]:
+    """A figure with panels side by side in the style of the package, and their axes."""
     drawn = Figure(figsize=(width, height), layout="constrained")
-    axes = drawn.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    return drawn, axes
+    every = drawn.subplots(1, panels, squeeze=False)[0]
+    for axes in every:
+        axes.spines[["top", "right"]].set_visible(False)
+    return drawn, every
 
 
 def png(drawn: Figure) -> bytes:
@@ -45,27 +47,18 @@ def state_map(states: NDArray[np.floating]) -> Array:
     spread = states.std(0, dtype=np.float64)
     shape = np.where(spread > 1e-6, spread, np.inf)  # a constant column has no say
     centre = states.mean(0, dtype=np.float64)
-    sample = states[:: max(1, len(states) // FITTED)]
-    sample = (sample - centre) / shape
-    _, axes = np.linalg.eigh(sample.T @ sample)
-    axes = axes[:, ::-1][:, :2]
-    axes = (
-        np.where(axes.sum(0) < 0, -axes, axes) / shape[:, None]
-    )  # either sign would do: choose one
+    sample = (states[:: max(1, len(states) // FITTED)] - centre) / shape
+    axes = np.linalg.eigh(sample.T @ sample)[1][:, ::-1][:, :2]
+    axes = np.where(axes.sum(0) < 0, -axes, axes) / shape[:, None]  # either sign would do
     plane = (states - centre) @ axes
     return np.pad(plane, ((0, 0), (0, 2 - plane.shape[1])))  # one column only: a line
 
 
-def sampled_map(data: Transitions) -> tuple[Array, Array]:
-    """Some evenly spaced states of the data on their map (M, 2), and the returns that followed."""
+def draw_map(axes: Any, data: Transitions, label: str) -> None:
+    """The map of some states, coloured by the return that followed, high ones on top."""
     most = min(len(data), MAPPED, max(2, MAPPED_BYTES // (4 * data.observation_dim)))
     rows = np.linspace(0, len(data) - 1, most).astype(np.int64)
-    return state_map(data.states[rows]), returns_at(rows, data.rewards, data.episode)
-
-
-def draw_map(axes: Any, data: Transitions, label: str) -> None:
-    """The state map on the given axes, coloured by the return that followed, high ones on top."""
-    plane, colour = sampled_map(data)
+    plane, colour = state_map(data.states[rows]), returns_at(rows, data.rewards, data.episode)
     low, high = np.percentile(colour, [2, 98])
     order, size = np.argsort(colour, kind="stable"), float(np.clip(40_000 / len(colour), 2, 20))
     style: Any = {"s": size, "lw": 0, "cmap": "viridis", "vmin": low, "vmax": high}
@@ -97,15 +90,9 @@ def return_to_go(
 ) -> Array:
     """Discounted sum of the rewards from each row to the end of its episode.
 
-    Rows are in time order, episode after episode. All episodes take one step back at a time, so
-    the loop is as long as the longest one.
+    Rows are in time order, episode after episode.
     """
-    value = rewards.astype(np.float64)
-    last = np.flatnonzero(np.append(episode[1:] != episode[:-1], True))
-    length = np.diff(last, prepend=-1)
-    order = np.argsort(-length, kind="stable")
-    last, length = last[order], -length[order]
-    for back in range(1, int(-length[0]) if len(length) else 0):
-        rows = last[: np.searchsorted(length, -back)] - back
-        value[rows] += discount * value[rows + 1]
-    return value
+    goes_on = np.append(episode[1:] == episode[:-1], False)
+    back = zip(rewards[::-1].astype(np.float64), (discount * goes_on)[::-1], strict=True)
+    values = accumulate(back, lambda later, now: now[0] + now[1] * later, initial=0.0)
+    return np.fromiter(values, np.float64, len(rewards) + 1)[:0:-1]

@@ -1,6 +1,6 @@
 """D4RL-faithful environments, batched rollouts, and statistics of scores."""
 
-from icql.evaluation.environments import make_env, simulator_versions
+from icql.evaluation.environments import make_env
 from icql.evaluation.rollout import EnvPool, Rollouts, evaluate_policies, rollout
 from icql.evaluation.scores import Summary, summary
 
@@ -11,6 +11,5 @@ __all__ = [
     "evaluate_policies",
     "make_env",
     "rollout",
-    "simulator_versions",
     "summary",
 ]

@@ -10,7 +10,6 @@ domains this module adds what D4RL does otherwise:
 
 from __future__ import annotations
 
-import importlib.metadata
 import warnings
 from collections.abc import Callable
 from typing import Any, SupportsFloat, TypeAlias
@@ -25,30 +24,21 @@ from icql.errors import UserError
 
 Env: TypeAlias = gymnasium.Env[Any, Any]
 Step: TypeAlias = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
+Judge: TypeAlias = Callable[[Any, SupportsFloat, bool], tuple[SupportsFloat, bool]]
+"""The simulator, the environment's own reward and end → D4RL's."""
 
 KITCHEN_NOISE = 0.1  # D4RL's noise ratio, for the robot and for the objects
 PEN_DROPPED = 0.075  # the pen's height below which D4RL ends the episode
 
 
 def make_env(task: Task) -> Env:
-    """Build the environment that scores `task`, with a flat observation and D4RL's protocol.
-
-    Args:
-        task: a row of the task table, or a registered custom task.
-
-    Returns:
-        An environment with 1-d Box spaces that truncates at `task.max_episode_steps`.
+    """Build the environment that scores `task`: 1-d Box spaces, D4RL's protocol and episode limit.
 
     Raises:
         UserError: the environment does not exist, needs an extra that is not installed, or has
             spaces that a policy over real vectors cannot use.
     """
-    if task.domain == "kitchen":
-        env = _make_kitchen(task)
-    elif task.domain == "adroit":
-        env = _make_adroit(task)
-    else:
-        env = _make(task)
+    env = {"kitchen": _make_kitchen, "adroit": _make_adroit}.get(task.domain, _make)(task)
     for what, space in (("action", env.action_space), ("observation", env.observation_space)):
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
             env.close()
@@ -58,17 +48,6 @@ def make_env(task: Task) -> Env:
                 fix="Only continuous control with flat observations is supported.",
             )
     return env
-
-
-def simulator_versions() -> dict[str, str]:
-    """Versions that seeded returns depend on, to be kept with every score."""
-    found = {}
-    for package in ("mujoco", "gymnasium", "gymnasium-robotics"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # an extra that is not installed took no part in the score
-    return found
 
 
 class KitchenState(gymnasium.ObservationWrapper[NDArray[np.float32], Any, Any]):
@@ -85,27 +64,19 @@ class KitchenState(gymnasium.ObservationWrapper[NDArray[np.float32], Any, Any]):
         return np.concatenate([full[:9], full[18:39], self._goal], dtype=np.float32)
 
 
-class AdroitReward(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Pay `reward(data)`, computed from the simulator, instead of the environment's own reward."""
+class AdroitStep(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Pay, or end the episode, as D4RL does for where the simulator (`mujoco.MjData`) arrived."""
 
-    def __init__(self, env: Env, reward: Callable[[Any], float]) -> None:
+    def __init__(self, env: Env, judge: Judge) -> None:
         super().__init__(env)
-        self._reward = reward
+        self._judge = judge
 
     def step(self, action: Any) -> Step:
-        """Advance the simulator and pay D4RL's reward for where it arrived."""
-        observation, _, terminated, truncated, info = self.env.step(action)
-        return observation, self._reward(_simulator(self)), terminated, truncated, info
-
-
-class PenDrop(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """End the episode when the pen drops, as D4RL does (its reward already agrees)."""
-
-    def step(self, action: Any) -> Step:
-        """Advance the simulator; terminated when the pen is below its drop height."""
-        observation, reward, _, truncated, info = self.env.step(action)
-        dropped = bool(_simulator(self).body("Object").xpos[2] < PEN_DROPPED)
-        return observation, reward, dropped, truncated, info
+        """Advance the simulator; D4RL's reward and end."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        data = self.unwrapped.data  # type: ignore[attr-defined]  # every MuJoCo environment has it
+        reward, terminated = self._judge(data, reward, terminated)
+        return observation, reward, terminated, truncated, info
 
 
 def door_reward(data: Any) -> float:
@@ -128,11 +99,16 @@ def hammer_reward(data: Any) -> float:
     return 2.0 * lifted + 25.0 * (depth < 0.020) + 75.0 * (depth < 0.010) - cost
 
 
+def pen_dropped(data: Any) -> bool:
+    """Whether D4RL ends the pen's episode (its reward already agrees)."""
+    return bool(data.body("Object").xpos[2] < PEN_DROPPED)
+
+
 # The rewards are computed here, not corrected by −0.2·‖·‖: the sign depends on the release.
-_ADROIT: dict[str, Callable[[Env], Env]] = {
-    "AdroitHandDoor-v1": lambda env: AdroitReward(env, door_reward),
-    "AdroitHandHammer-v1": lambda env: AdroitReward(env, hammer_reward),
-    "AdroitHandPen-v1": PenDrop,
+_ADROIT: dict[str, Judge] = {
+    "AdroitHandDoor-v1": lambda data, reward, end: (door_reward(data), end),
+    "AdroitHandHammer-v1": lambda data, reward, end: (hammer_reward(data), end),
+    "AdroitHandPen-v1": lambda data, reward, end: (reward, pen_dropped(data)),
 }
 
 
@@ -144,7 +120,7 @@ def _make_adroit(task: Task) -> Env:
             fix=f"Adroit environments: {', '.join(_ADROIT)}.",
         )
     _register_robotics(task)
-    return _ADROIT[task.env_id](_make(task))
+    return AdroitStep(_make(task), _ADROIT[task.env_id])
 
 
 def _make_kitchen(task: Task) -> Env:
@@ -201,10 +177,6 @@ def _make(task: Task, **settings: Any) -> Env:
             where=f"task {task.name!r}",
             fix="Name an environment that is registered with Gymnasium.",
         ) from error
-
-
-def _simulator(env: Env) -> Any:
-    return env.unwrapped.data  # type: ignore[attr-defined]  # every MuJoCo environment has it
 
 
 def _distance(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:

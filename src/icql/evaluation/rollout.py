@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -61,14 +61,17 @@ class Rollouts:
         return tuple(Rollouts(r, n, end, self.seconds) for r, n, end in parts)
 
 
-class EnvPool:
+class EnvPool(ExitStack[None]):
     """Environments of one kind, kept alive between evaluations because some are slow to build.
+
+    `close` closes them all; the pool is empty afterwards and can be used again.
 
     Args:
         source: a task, or a function that builds one environment with flat Box spaces.
     """
 
     def __init__(self, source: Task | Callable[[], Env]) -> None:
+        super().__init__()
         self._make = partial(make_env, source) if isinstance(source, Task) else source
         self._envs: list[Env] = []
         # Threads pay where a step stays long in the simulator, which releases the GIL: with two,
@@ -80,18 +83,8 @@ class EnvPool:
         """The first `count` environments, built where they do not exist yet."""
         while len(self._envs) < count:
             self._envs.append(self._make())
+            self.callback(lambda: self._envs.pop().close())
         return self._envs[:count]
-
-    def close(self) -> None:
-        """Close every environment; the pool is empty afterwards and can be used again."""
-        while self._envs:
-            self._envs.pop().close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def rollout(
@@ -104,7 +97,7 @@ def rollout(
     parallel: int = PARALLEL,
     progress: Progress | None = None,
 ) -> Rollouts:
-    """Play `episodes` episodes of each policy.
+    """Play `episodes` episodes of each policy: return, length and kind of end of every one.
 
     `act` is called once per step, always with the same shape (rows, obs), so a compiled policy is
     compiled once: a row whose episodes are over keeps its last observation, and its action is
@@ -123,9 +116,6 @@ def rollout(
         parallel: about how many environments to run at once; further episodes follow in the rows
             of those that ended. It limits memory, not the result.
         progress: called after every step with the steps so far and the episodes finished.
-
-    Returns:
-        Return, length and kind of end of every episode.
 
     Raises:
         UserError: a setting is out of range, or the policy's actions are not finite or do not fit.

@@ -38,18 +38,12 @@ def summary(scores: Sequence[float] | NDArray[np.floating]) -> Summary:
     n = len(values)
     if n == 0 or not np.isfinite(values).all():
         raise ValueError(f"scores must be finite and at least one, got {values.tolist()}")
-    mean, cut = float(values.mean()), n // 4
-    ci95 = None
+    mean, cut, ci95 = float(values.mean()), n // 4, None
+    iqm = float(values[cut : n - cut].mean())
     if n > 1:
         half = t975(n - 1) * float(values.std(ddof=1) / np.sqrt(n))
         ci95 = [mean - half, mean + half]
-    return Summary(
-        mean=mean,
-        std=float(values.std()),
-        iqm=float(values[cut : n - cut].mean()),
-        ci95=ci95,
-        n=n,
-    )
+    return Summary(mean=mean, std=float(values.std()), iqm=iqm, ci95=ci95, n=n)
 
 
 def t975(degrees: int) -> float:

@@ -1,6 +1,6 @@
 """Online SAC and the collection of datasets by D4RL's protocol."""
 
-from icql.online.learning import Evaluation, OnlineRun, OnlineSettings, Progress, train_online
+from icql.online.learning import Evaluation, OnlineRun, OnlineSettings, train_online
 from icql.online.protocol import LEVELS, RECIPES, Recipe, collect, get_recipe
 from icql.online.snapshot import Snapshot, sac_oracle
 from icql.settings.contexts import Level
@@ -12,7 +12,6 @@ __all__ = [
     "Level",
     "OnlineRun",
     "OnlineSettings",
-    "Progress",
     "Recipe",
     "Snapshot",
     "collect",

@@ -44,11 +44,7 @@ class EnvGroup:
         self.action_dim = len(box.low)  # type: ignore[attr-defined]
         self._seed, self._episode = seed, [0] * count
         self.observations: Floats = np.stack([self._reset(e) for e in range(count)])
-
-    @property
-    def observation_dim(self) -> int:
-        """Dimension of an observation."""
-        return int(self.observations.shape[1])
+        self.observation_dim = int(self.observations.shape[1])
 
     def step(self, actions: Floats) -> Outcome:
         """Apply one action per environment and reset those whose episode ended."""

@@ -45,14 +45,9 @@ class Journal:
     def empty(rows: int, group: EnvGroup) -> Journal:
         """Return a journal with room for `rows` steps of every environment of the group."""
         shape = (rows, len(group.observations))
-        return Journal(
-            np.zeros((*shape, group.observation_dim), np.float32),
-            np.zeros((*shape, group.action_dim), np.float32),
-            np.zeros(shape, np.float32),
-            np.zeros((*shape, group.observation_dim), np.float32),
-            np.zeros(shape, np.bool_),
-            np.zeros(shape, np.bool_),
-        )
+        s, s_next = np.zeros((2, *shape, group.observation_dim), np.float32)
+        a, r = np.zeros((*shape, group.action_dim), np.float32), np.zeros(shape, np.float32)
+        return Journal(s, a, r, s_next, *np.zeros((2, *shape), np.bool_))
 
     def step(self, group: EnvGroup, actions: Floats) -> Floats:
         """Step the group, append what happened, and return it packed for the device replay."""
@@ -100,14 +95,8 @@ class Journal:
         terminals, timeouts = join(self.terminals), join(self.timeouts)
         last = np.cumsum([rows.stop - rows.start for _, rows in episodes]) - 1
         timeouts[last] = ~terminals[last]
-        return Steps(
-            join(self.observations),
-            join(self.actions),
-            join(self.rewards),
-            terminals,
-            timeouts,
-            join(self.successors),
-        )
+        s, a, r = join(self.observations), join(self.actions), join(self.rewards)
+        return Steps(s, a, r, terminals, timeouts, join(self.successors))
 
     def save(self, folder: Path) -> None:
         """Write the rows that are not on disk yet, as parts named by their first row."""
@@ -127,18 +116,16 @@ class Journal:
                 path.unlink()
                 continue
             with np.load(path, allow_pickle=False) as part:
-                count = len(part["rewards"])
-                if path.stem != f"rows-{self.length:09d}" or self.length + count > len(
-                    self.rewards
-                ):
+                stop = self.length + len(part["rewards"])
+                if path.stem != f"rows-{self.length:09d}" or stop > len(self.rewards):
                     raise UserError(
                         f"does not go on from row {self.length}.",
                         where=str(path),
                         fix="The folder is incomplete: collect into a new one.",
                     )
                 for name in ARRAYS:
-                    getattr(self, name)[self.length : self.length + count] = part[name]
-            self.length += count
+                    getattr(self, name)[self.length : stop] = part[name]
+            self.length = stop
         self.saved = self.length
 
     def restore(self, group: EnvGroup) -> None:

@@ -86,19 +86,8 @@ class Evaluation:
         return float(np.mean(self.returns))
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What a progress display may show."""
-
-    label: str  # what is being done
-    step: int
-    steps: int
-    steps_per_second: float
-    seconds_left: float
-    evaluation: Evaluation | None  # the latest
-
-
-Listener = Callable[[Progress], None]
+Listener = Callable[[str, int, int, str], None]
+"""Told what is being done, how many of its steps are done, and a note: pace and latest return."""
 
 
 @dataclass
@@ -121,11 +110,6 @@ class OnlineRun:
     def ended(self) -> bool:
         """Whether all steps were taken."""
         return self.journal.length == len(self.journal.rewards)
-
-    @property
-    def latest(self) -> Evaluation | None:
-        """The latest evaluation."""
-        return self.evaluations[-1] if self.evaluations else None
 
     @property
     def medium(self) -> Evaluation | None:
@@ -153,16 +137,17 @@ def train_online(
         settings: must equal those of the earlier call, if there was one.
         folder: gets `settings.json`, `evaluations.json`, checkpoint, journal and snapshots.
         until: "medium" stops at the first evaluation that reaches the medium score.
-        progress: called after every evaluation and about once a second.
+        progress: called after every row.
 
     Returns:
         The run. `medium.safetensors` exists once `run.medium` is set, `expert.safetensors`, the
         best policy so far, after an evaluation, `final.safetensors` at the end.
     """
     group = EnvGroup(task, settings.envs, settings.seed)
-    run, replay = _open(task, settings, folder, group)
-    sac, key = _sac(settings, group), jax.random.key(settings.seed)
-    clock = Clock(progress, f"SAC on {task.env_id}", settings.steps, run.step)
+    sac = SAC(settings.sac, Spec(group.observation_dim, group.action_dim, settings.steps))
+    run, replay = _open(task, settings, folder, group, sac)
+    key = jax.random.key(settings.seed)
+    tell = teller(progress, f"SAC on {task.env_id}", settings.steps, run.step)
     with EnvPool(task) as pool:
         while not (run.ended or (until == "medium" and run.medium is not None)):
             row = run.journal.length
@@ -177,33 +162,29 @@ def train_online(
             if not warm and _due(run):
                 run.evaluations.append(_evaluate(run, pool))
                 _keep(run)
-                clock.tick(run.step, run.latest, now=True)
+            tell(run.step, run.evaluations)
             if _passed(run, settings.checkpoint_every):
                 _checkpoint(run)
-            clock.tick(run.step, run.latest)
     group.close()
     _checkpoint(run)
     if run.ended:
-        Snapshot.of(run.state).save(run.snapshot("final"))
+        save_weights(run.snapshot("final"), Snapshot.of(run.state))
     return run
 
 
-class Clock:
-    """Tells `listener` about once a second how far a piece of work has got."""
+def teller(
+    listener: Listener | None, label: str, steps: int, first: int
+) -> Callable[[int, list[Evaluation]], None]:
+    """Tells `listener` how far a piece of work has got that begins at step `first`."""
+    begin = time.monotonic()
 
-    def __init__(self, listener: Listener | None, label: str, steps: int, first: int) -> None:
-        self._listener, self._label, self._steps, self._first = listener, label, steps, first
-        self._begin = self._spoken = time.monotonic()
+    def tell(step: int, evaluations: list[Evaluation]) -> None:
+        if listener is not None:
+            rate = (step - first) / max(time.monotonic() - begin, 1e-9)
+            latest = f", return {evaluations[-1].mean:,.0f}" if evaluations else ""
+            listener(label, step, steps, f"{rate:,.0f}/s{latest}")
 
-    def tick(self, step: int, latest: Evaluation | None = None, *, now: bool = False) -> None:
-        """Speak if a second has passed, or `now`."""
-        time_now = time.monotonic()
-        if self._listener is None or not (now or time_now - self._spoken >= 1):
-            return
-        self._spoken = time_now
-        rate = (step - self._first) / max(time_now - self._begin, 1e-9)
-        left = (self._steps - step) / rate if rate > 0 else float("inf")
-        self._listener(Progress(self._label, step, self._steps, rate, left, latest))
+    return tell
 
 
 @partial(jax.jit, static_argnames=("sac", "updates"), donate_argnames=("state", "replay"))
@@ -246,25 +227,27 @@ def uniform_actions(
     return jax.random.uniform(key, (len(s), policy.action_dim), minval=-1, maxval=1)
 
 
-@jax.jit
-def mean_actions(
-    policy: TanhGaussianPolicy, s: Float[Array, "envs obs"]
-) -> Float[Array, "envs act"]:
-    """The deterministic policy."""
-    return policy(s)
+mean_actions = jax.jit(TanhGaussianPolicy.__call__)  # the deterministic policy
 
 
 def _open(
-    task: Task, settings: OnlineSettings, folder: Path, group: EnvGroup
+    task: Task, settings: OnlineSettings, folder: Path, group: EnvGroup, sac: SAC
 ) -> tuple[OnlineRun, Replay]:
     """A fresh run, or the one in `folder` as its last checkpoint left it."""
     rows = settings.steps // settings.envs
-    sac = _sac(settings, group)
     state = sac.init(jax.random.fold_in(jax.random.key(settings.seed), 0))
     run = OnlineRun(task, settings, folder, state, Journal.empty(rows, group), [])
     replay = Replay.empty(rows * settings.envs, sac.spec.observation_dim, sac.spec.action_dim)
-    asked = {"task": asdict(task), "settings": asdict(settings)}
-    _claim(folder / "settings.json", asked)
+    asked, path = {"task": asdict(task), "settings": asdict(settings)}, folder / "settings.json"
+    asked = json.loads(json.dumps(asked))  # tuples become lists
+    if not path.exists():
+        write_json(path, asked)
+    elif read_json(path) != asked:
+        raise UserError(
+            "the run in this folder has other settings.",
+            where=str(path),
+            fix="Give the same settings to go on with it, or another folder.",
+        )
     checkpoint = folder / "checkpoint.safetensors"
     if not checkpoint.exists():
         run.journal.load(folder / "journal", rows=0)
@@ -280,23 +263,6 @@ def _open(
     if row:
         replay = replay.add(jnp.asarray(run.journal.packed(0, row)))
     return run, replay
-
-
-def _sac(settings: OnlineSettings, group: EnvGroup) -> SAC:
-    return SAC(settings.sac, Spec(group.observation_dim, group.action_dim, settings.steps))
-
-
-def _claim(path: Path, asked: dict[str, Any]) -> None:
-    """Record what is asked of a folder, or refuse one in which something else was asked."""
-    asked = json.loads(json.dumps(asked))  # tuples become lists
-    if not path.exists():
-        write_json(path, asked)
-    elif read_json(path) != asked:
-        raise UserError(
-            "the run in this folder has other settings.",
-            where=str(path),
-            fix="Give the same settings to go on with it, or another folder.",
-        )
 
 
 def _checkpoint(run: OnlineRun) -> None:
@@ -336,9 +302,9 @@ def _keep(run: OnlineRun) -> None:
     _write_evaluations(run)
     latest = run.evaluations[-1]
     if run.medium is latest:
-        Snapshot.of(run.state).save(run.snapshot("medium"))
+        save_weights(run.snapshot("medium"), Snapshot.of(run.state))
     if all(latest.score > earlier.score for earlier in run.evaluations[:-1]):
-        Snapshot.of(run.state).save(run.snapshot("expert"))
+        save_weights(run.snapshot("expert"), Snapshot.of(run.state))
 
 
 def _write_evaluations(run: OnlineRun) -> None:

@@ -26,14 +26,14 @@ from icql.errors import UserError, nearest
 from icql.files import file_hash, write_json
 from icql.nn.policies import TanhGaussianPolicy
 from icql.online.envs import EnvGroup
-from icql.online.journal import Episode, Journal
+from icql.online.journal import Journal
 from icql.online.learning import (
-    Clock,
     Listener,
     OnlineRun,
     OnlineSettings,
     Until,
     sampled_actions,
+    teller,
     train_online,
 )
 from icql.online.snapshot import sac_oracle
@@ -83,7 +83,7 @@ def collect(
     transitions: int | None = None,
     progress: Listener | None = None,
 ) -> Path:
-    """Make one dataset by D4RL's protocol; a call that was killed goes on where it stopped.
+    """Make one dataset by D4RL's protocol, resumed after a kill; returns the dataset's path.
 
     Args:
         recipe: "hopper", "walker2d", "halfcheetah", or a `Recipe` of your own.
@@ -94,10 +94,7 @@ def collect(
         steps: environment steps of SAC, by default the recipe's.
         seed: by default the recipe's.
         transitions: rows that each sampled policy contributes, by default the recipe's.
-        progress: called about once a second.
-
-    Returns:
-        The path of the dataset.
+        progress: called as `Listener` says.
 
     Raises:
         UserError: an unknown recipe or level, or SAC never reached the medium score.
@@ -139,11 +136,7 @@ def describe(steps: Steps, task: Task) -> dict[str, Any]:
         "steps": len(steps),
         "episodes": len(ends),
         "terminated_episodes": int(steps.terminals.sum()),
-        "return": {
-            "mean": float(returns.mean()),
-            "min": float(returns.min()),
-            "max": float(returns.max()),
-        },
+        "return": {name: float(getattr(returns, name)()) for name in ("mean", "min", "max")},
         "normalized_score": {"mean": float(scores.mean()), "max": float(scores.max())},
     }
 
@@ -169,52 +162,6 @@ def concatenate(parts: Sequence[Steps]) -> Steps:
         name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS
     }
     return Steps(**joined)
-
-
-def thin(episodes: Sequence[Episode], transitions: int, *, last: int) -> list[Episode]:
-    """At most `transitions` steps of whole episodes, evenly spaced in time, the `last` ones kept.
-
-    Walking back from the end, an episode is taken whenever what was taken is behind its share.
-    """
-    lengths = [rows.stop - rows.start for _, rows in episodes]
-    tail = len(episodes) - last
-    budget, total = transitions - sum(lengths[tail:]), sum(lengths[:tail])
-    taken = seen = 0
-    kept = list(range(tail, len(episodes)))
-    for i in reversed(range(tail)):
-        seen += lengths[i]
-        if (taken + lengths[i]) * total <= budget * seen:
-            taken += lengths[i]
-            kept.append(i)
-    return [episodes[i] for i in sorted(kept)]
-
-
-def sample_policy(
-    policy: TanhGaussianPolicy,
-    task: Task,
-    folder: Path,
-    *,
-    steps: int,
-    envs: int,
-    seed: int,
-    progress: Listener | None = None,
-) -> Steps:
-    """`steps` steps of a policy, its actions sampled; resumable from `folder`."""
-    group = EnvGroup(task, envs, seed)
-    journal, key = Journal.empty(-(-steps // envs), group), jax.random.key(seed)
-    journal.load(folder)
-    journal.restore(group)
-    clock = Clock(progress, f"steps of {folder.name}", steps, journal.length * envs)
-    every = max(1, PART_STEPS // envs)
-    while journal.length < len(journal.rewards):
-        row_key = jax.random.fold_in(key, journal.length)
-        journal.step(group, np.asarray(sampled_actions(policy, group.observations, row_key)))
-        if journal.length % every == 0:
-            journal.save(folder)
-        clock.tick(journal.length * envs)
-    group.close()
-    journal.save(folder)
-    return journal.steps(journal.episodes())
 
 
 @dataclass(frozen=True)
@@ -249,23 +196,29 @@ class _Maker:
             case "medium-expert":
                 return concatenate([self._sampled("medium"), self._sampled("expert")]), facts
 
-    def _policy(self, which: Which) -> TanhGaussianPolicy:
+    def _policy(self, which: Which, group: EnvGroup) -> TanhGaussianPolicy:
         if which != "random":
             return sac_oracle(self.folder / f"{which}.safetensors").policy
-        group = EnvGroup(self.task, 1, self.settings.seed)
         spec = Spec(group.observation_dim, group.action_dim, 0)
-        group.close()
         return SAC(self.settings.sac, spec).init(jax.random.key(self.settings.seed)).pi.model
 
     def _sampled(self, which: Which) -> Steps:
+        """`transitions` steps of a policy, its actions sampled; resumable."""
         stream = get_args(Which).index(which) + 1
         seed = int(np.random.SeedSequence([self.settings.seed, stream]).generate_state(1)[0])
-        return sample_policy(
-            self._policy(which),
-            self.task,
-            self.folder / f"{which}-{self.transitions}",
-            steps=self.transitions,
-            envs=self.settings.envs,
-            seed=seed,
-            progress=self.progress,
-        )
+        steps, envs, key = self.transitions, self.settings.envs, jax.random.key(seed)
+        group, folder = EnvGroup(self.task, envs, seed), self.folder / f"{which}-{steps}"
+        policy, journal = self._policy(which, group), Journal.empty(-(-steps // envs), group)
+        journal.load(folder)
+        journal.restore(group)
+        tell = teller(self.progress, f"steps of {folder.name}", steps, journal.length * envs)
+        every = max(1, PART_STEPS // envs)
+        while journal.length < len(journal.rewards):
+            row_key = jax.random.fold_in(key, journal.length)
+            journal.step(group, np.asarray(sampled_actions(policy, group.observations, row_key)))
+            if journal.length % every == 0:
+                journal.save(folder)
+            tell(journal.length * envs, [])
+        group.close()
+        journal.save(folder)
+        return journal.steps(journal.episodes())

@@ -8,7 +8,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-from safetensors import SafetensorError, safe_open
 
 from icql.algos.base import Spec
 from icql.algos.sac import SAC, SACState
@@ -17,7 +16,7 @@ from icql.nn.critics import Critics
 from icql.nn.mlp import in_precision
 from icql.nn.policies import TanhGaussianPolicy
 from icql.settings.algorithms import SACSettings
-from icql.weights import load_weights, save_weights
+from icql.weights import load_arrays, load_weights
 
 
 class Snapshot(eqx.Module):
@@ -37,10 +36,6 @@ class Snapshot(eqx.Module):
         """min_i Q_i(s, a), the value that SAC's own actor is trained on."""
         return self.critics.at(s)(a).min(0)
 
-    def save(self, path: Path) -> None:
-        """Write it as safetensors."""
-        save_weights(path, self)
-
 
 def sac_oracle(path: str | Path) -> Snapshot:
     """Read a snapshot; `sac_oracle(path).q(s, a)` is the Q oracle, `.policy(s)` its policy.
@@ -48,22 +43,12 @@ def sac_oracle(path: str | Path) -> Snapshot:
     The sizes of the networks are read from the file.
     """
     path = Path(path)
-    spec, hidden = _sizes(path)
-    like = Snapshot.of(SAC(SACSettings(hidden=hidden), spec).init(jax.random.key(0)))
-    return load_weights(path, like)
-
-
-def _sizes(path: Path) -> tuple[Spec, tuple[int, ...]]:
-    """Dimensions of the problem and of the hidden layers, from the policy's weights."""
-    if not path.is_file():
-        raise UserError("there is no such file.", where=str(path))
-    try:
-        with safe_open(path, "numpy") as file:
-            names = [f"policy.net.layers.{i}.weight" for i in range(len(file.keys()))]
-            shapes = [file.get_slice(n).get_shape() for n in names if n in file.keys()]  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"cannot be read as safetensors ({error}).", where=str(path)) from None
+    arrays = load_arrays(path)
+    names = (f"policy.net.layers.{i}.weight" for i in range(len(arrays)))
+    shapes = [arrays[name].shape for name in names if name in arrays]
     if not shapes:
         raise UserError("holds no SAC policy.", where=str(path))
-    hidden = tuple(int(outputs) for _, outputs in shapes[:-1])
-    return Spec(int(shapes[0][0]), int(shapes[-1][1]) // 2, 0), hidden
+    hidden = tuple(outputs for _, outputs in shapes[:-1])
+    spec = Spec(shapes[0][0], shapes[-1][1] // 2, 0)
+    like = Snapshot.of(SAC(SACSettings(hidden=hidden), spec).init(jax.random.key(0)))
+    return load_weights(path, like)

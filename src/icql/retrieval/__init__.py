@@ -5,7 +5,7 @@ Metric × strategy × k; exact or approximate search; tables for s and s', cache
 
 from icql.files import default_cache_dir
 from icql.retrieval.cache import Neighbours, SearchReport
-from icql.retrieval.neighbours import append_neighbours, build_neighbours, distances_of
+from icql.retrieval.neighbours import build_neighbours, distances_of
 from icql.retrieval.retriever import Retriever, retrieve
 from icql.settings.contexts import ContextSettings
 
@@ -14,7 +14,6 @@ __all__ = [
     "Neighbours",
     "Retriever",
     "SearchReport",
-    "append_neighbours",
     "build_neighbours",
     "default_cache_dir",
     "distances_of",

@@ -68,28 +68,16 @@ class Tiles(NamedTuple):
 
 
 class Accelerator:
-    """Centred float32 states (N, D) on every device, ready to propose neighbours.
+    """Centred float32 states (N, D), as in `Index.near`, on every device, to propose neighbours."""
 
-    Args:
-        near: the states, as in `Index.near`.
-        queries: how many queries one device takes at once; None: `QUERIES`.
-        tile: how many states are in one tile; None: `TILE`.
-    """
-
-    def __init__(
-        self,
-        near: Floats,
-        *,
-        queries: int | None = None,
-        tile: int | None = None,
-    ) -> None:
+    def __init__(self, near: Floats) -> None:
         devices = jax.local_devices()
         self._mesh = Mesh(np.array(devices), ("queries",))
         self._rows = len(near)
-        tiles, self._rotation = tiled(near, tile or TILE, GROUP)
+        tiles, self._rotation = tiled(near, TILE, GROUP)
         self._tiles = jax.device_put(tiles, NamedSharding(self._mesh, P()))
-        self._chunk = min(CHUNK, queries or QUERIES)
-        self._chunks = (queries or QUERIES) // self._chunk
+        self._chunk = min(CHUNK, QUERIES)
+        self._chunks = QUERIES // self._chunk
         self.most = self._chunks * self._chunk * len(devices)
 
     def propose(self, queries: Points, asked: Rows, k: int, m: int) -> Proposal:
@@ -97,8 +85,7 @@ class Accelerator:
 
         The arrays may be longer than the queries: an uneven last block is filled up.
         """
-        ids, unseen, _ = self.search(asked, m)
-        return ids, unseen
+        return self.search(asked, m)[:2]
 
     def search(self, asked: Rows, m: int) -> Found:
         """The same with the number of tiles (Q,) that were looked at for each query."""
@@ -112,8 +99,7 @@ class Accelerator:
         filled[: len(asked)] = turn(asked, self._rotation)
         real = np.arange(size) < len(asked)
         split = jax.device_put((filled, real), NamedSharding(self._mesh, P("queries")))
-        program = _program(self._mesh, m, self._rows, chunk)
-        found: Found = program(self._tiles, *split)
+        found: Found = _program(self._mesh, m, self._rows, chunk)(self._tiles, *split)
         return found
 
 
@@ -150,21 +136,17 @@ def _propose(
 
     def one_chunk(i: jax.Array, found: Found) -> Found:
         part = lax.dynamic_slice(asked, (i * chunk, 0), (chunk, columns))
-        own = _search(tiles, part, m=m, rows=rows)
-        candidates, unseen, seen = (
-            lax.dynamic_update_slice_in_dim(whole, mine, i * chunk, 0)
-            for whole, mine in zip(found, own, strict=True)
-        )
-        return candidates, unseen, seen
+        put = partial(lax.dynamic_update_slice_in_dim, start_index=i * chunk, axis=0)
+        return jax.tree.map(put, found, _search(tiles, part, m=m, rows=rows))
 
     nothing = (
         jnp.zeros((queries, m), jnp.int32),
         jnp.zeros(queries, asked.dtype),
         jnp.zeros(queries, jnp.int32),
     )
-    candidates, unseen, seen = lax.fori_loop(0, -(-count // chunk), one_chunk, nothing)
+    found = lax.fori_loop(0, -(-count // chunk), one_chunk, nothing)
     back = jnp.argsort(order)
-    return candidates[back], unseen[back], seen[back]
+    return jax.tree.map(lambda part: part[back], found)
 
 
 def _bounds(tiles: Tiles, asked: jax.Array) -> jax.Array:

@@ -54,13 +54,11 @@ class SearchReport:
     cached: bool = False
 
     def __str__(self) -> str:
+        recall = f"recall {self.recall:.4f} against {self.sample} exact queries"
         how = {
-            "exact": "exact",
             "accelerator": "exact on the accelerator",
-            "random": "random",
-            "approximate": f"approximate ({self.probes} cells), recall "
-            f"{self.recall:.4f} against {self.sample} exact queries",
-        }[self.engine]
+            "approximate": f"approximate ({self.probes} cells), {recall}",
+        }.get(self.engine, self.engine)
         cost = "from the cache" if self.cached else f"{self.seconds:.1f} s"
         return f"{how}, {self.queries:,} queries in {self.states:,} states, {cost}"
 

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from icql.data.pictures import BLUE, GREY, ORANGE, state_map
+from icql.data.pictures import BLUE, GREY, ORANGE, figure, state_map
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval.retriever import Retriever, silent
@@ -170,12 +170,8 @@ def coverage(
 ) -> Coverage:
     """Measure how far the k nearest states are (Euclidean, as retrieval sees them).
 
-    Args:
-        data: the dataset.
-        ks: context sizes.
-        queries: how many states are sampled; their neighbours are sought in all of the data.
-        seed: of the sample.
-        progress: called with a label and the share done.
+    `ks` are context sizes; `queries` states are sampled by `seed`, and their neighbours are sought
+    in all of the data; `progress` is told a label and the share done.
 
     Raises:
         UserError: if a k is not positive or exceeds the other states, or the sample is empty.
@@ -241,9 +237,7 @@ def _equal_regions(plane: Array) -> Rows:
 
 
 def _ranks(values: Array) -> Rows:
-    ranks = np.empty(len(values), np.int64)
-    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
-    return ranks
+    return values.argsort(kind="stable").argsort()
 
 
 def _level(isolated: float) -> Level:
@@ -265,8 +259,7 @@ def _spread(values: Array, unit: float = 1.0) -> dict[str, float | None]:
 
 def draw_coverage(found: Coverage) -> Figure:
     """Held-out distances for every k, and the state map with its isolated states."""
-    drawn = Figure(figsize=(11, 4.6), layout="constrained")
-    left, right = drawn.subplots(1, 2)
+    drawn, (left, right) = figure(11, 4.6, panels=2)
     unit = found.step or 1.0
     share = np.arange(1, len(found.own) + 1) / len(found.own)
     shades = np.linspace(0.35, 1.0, len(found.ks))
@@ -287,7 +280,6 @@ def draw_coverage(found: Coverage) -> Figure:
     )
     left.set_title("Neighbours in other episodes", loc="left")
     left.legend(frameon=False, fontsize=8, loc="best")
-    left.spines[["top", "right"]].set_visible(False)
     _draw_regions(found, right)
     drawn.suptitle(
         f"{found.name}: {found.level} (k = {found.ks[found.headline]}, {found.episodes:,} episodes)"
@@ -303,16 +295,10 @@ def _draw_regions(found: Coverage, axes: Any) -> None:
         corners = found.plane[found.region == region["region"]]
         low, size = corners.min(0), np.ptp(corners, axis=0)
         axes.add_patch(Rectangle(low, *size, fill=False, ec=GREY, lw=0.7, zorder=1))
-        axes.annotate(
-            f"{region['region']}: {region['isolated']:.0%}",
-            (low[0] + size[0] / 2, low[1] + size[1] / 2),
-            ha="center",
-            va="center",
-            fontsize=7,
-            zorder=3,
-            bbox={"fc": "white", "ec": "none", "alpha": 0.75, "pad": 0.8},
-        )
+        style = {"ha": "center", "va": "center", "fontsize": 7, "zorder": 3}
+        box = {"fc": "white", "ec": "none", "alpha": 0.75, "pad": 0.8}
+        said = f"{region['region']}: {region['isolated']:.0%}"
+        axes.annotate(said, low + size / 2, **style, bbox=box)
     axes.set(xlabel="first principal direction", ylabel="second")
     axes.set_title("Isolated states by region of the state map", loc="left")
     axes.legend(frameon=False, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -21,6 +21,7 @@ from icql.retrieval.metric import (
     Ids,
     Points,
     Rows,
+    Space,
     distinct,
     nearest_first,
     pieces,
@@ -47,14 +48,8 @@ class Index:
     many float64 numbers may be worked on at once.
     """
 
-    def __init__(
-        self,
-        states: Points,
-        extent: tuple[Rows, Rows],
-        distance: Callable[[Rows], Rows],
-        room: int = ROOM,
-    ) -> None:
-        self.states, self.distance, self.room = states, distance, room
+    def __init__(self, states: Points, extent: tuple[Rows, Rows], space: Space, room: int) -> None:
+        self.states, self.distance, self.room = states, space.distance, room
         self.first, self.group = distinct(states)
         low, high = extent
         self._varies = low < high

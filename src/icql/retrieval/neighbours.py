@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,16 +20,11 @@ from numpy.typing import NDArray
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval import cache
+from icql.retrieval.approximate import Calibration
 from icql.retrieval.cache import Draft, Neighbours, SearchReport
 from icql.retrieval.index import ROOM, Progress
 from icql.retrieval.metric import Ids, Points, Rows, check_rows, distances, nearest_first
-from icql.retrieval.retriever import (
-    Nearest,
-    Retriever,
-    resolve_engine,
-    sample_rows,
-    silent,
-)
+from icql.retrieval.retriever import Nearest, Retriever, resolve_engine, sample_rows, silent
 from icql.settings.contexts import ContextSettings
 
 BLOCK = 64_000  # rows whose contexts are found at once: a few seconds of work that may be lost
@@ -62,10 +58,14 @@ def build_neighbours(
         progress: called block by block with a label and the share done of what is left to do.
         memory: bytes that the search may take (mapped files do not count); None: no limit. The
             tables themselves must then be files, in the cache. Exact tables do not depend on it.
-        old: tables of the first rows, to be extended (`append_neighbours`).
+        old: tables of the first rows of `transitions` with the same settings, to be extended: the
+            old rows are compared with the new ones, the new rows with all. Exact tables equal
+            those built anew. Contexts by reward or at random can change altogether by new rows
+            and are built anew.
 
     Raises:
-        UserError: if the data, the settings or the cache cannot be used, or `memory` is too small.
+        UserError: if the data, the settings or the cache cannot be used, `memory` is too small, or
+            `old` are other tables.
     """
     engine = resolve_engine(settings, len(transitions))
     [identity] = cache.identify(transitions, settings, engine, [len(transitions)])
@@ -88,10 +88,11 @@ def build_neighbours(
     elif old is None and cache_dir is not None and engine != "approximate":
         old = cache.earlier(cache_dir, transitions, settings, engine)
     schedule = plan_work(retriever, 0 if old is None else len(old.state), memory)
+    start = time.monotonic()
     try:
-        return _compute(
-            retriever, transitions, schedule, old, identity, cache_dir, progress or silent
-        )
+        draft = Draft(identity, (len(transitions), settings.k), cache_dir, repr(schedule))
+        _fill(draft, retriever, transitions, schedule, old, progress or silent)
+        return draft.publish(_report(draft, schedule, engine, time.monotonic() - start))
     except UserError:
         # Another process may have finished the same tables and taken the draft with it.
         if cache_dir is not None and (found := cache.load(cache_dir, identity.key)) is not None:
@@ -99,44 +100,17 @@ def build_neighbours(
         raise
 
 
-def append_neighbours(
-    old: Neighbours,
-    transitions: Transitions,
-    settings: ContextSettings,
-    *,
-    cache_dir: Path | None = None,
-    progress: Progress | None = None,
-    memory: int | None = None,
-) -> Neighbours:
-    """Extend the tables of a dataset to one with more episodes at its end.
-
-    Only what changes is computed: the old rows are compared with the new ones, the new rows with
-    all. Exact tables equal those of `build_neighbours`. Contexts by reward or at random can change
-    altogether by new rows and are built anew.
-
-    `old` are the tables of the first rows of `transitions` with the same `settings`, or a UserError
-    says that they are not; the rest is as of `build_neighbours`.
-    """
-    return build_neighbours(
-        transitions, settings, cache_dir=cache_dir, progress=progress, memory=memory, old=old
-    )
-
-
 def distances_of(
     transitions: Transitions, neighbours: Neighbours, settings: ContextSettings
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The distances (N, k) of the context states from each s, and from each s'."""
-    found = []
-    for queries, table in (
-        (transitions.states, neighbours.state),
-        (transitions.next_states, neighbours.next_state),
-    ):
-        away = np.empty(table.shape, np.float32)
-        for rows in _cut(0, len(table), BLOCK):
-            ids = table[rows].astype(np.int64)
-            away[rows] = distances(transitions.states, queries[rows], ids, settings.metric)
-        found.append(away)
-    return found[0], found[1]
+
+    def away(queries: Points, table: cache.RowIds) -> NDArray[np.float32]:
+        ids = table.astype(np.int64)
+        return distances(transitions.states, queries, ids, settings.metric).astype(np.float32)
+
+    of_next = away(transitions.next_states, neighbours.next_state)
+    return away(transitions.states, neighbours.state), of_next
 
 
 @dataclass(frozen=True)
@@ -216,33 +190,22 @@ def _check_old(
     )
 
 
-def _compute(
-    retriever: Retriever,
-    data: Transitions,
-    schedule: Schedule,
-    old: Neighbours | None,
-    identity: cache.Identity,
-    cache_dir: Path | None,
-    progress: Progress,
-) -> Neighbours:
-    start = time.monotonic()
-    rows = len(data)
-    draft = Draft(identity, (len(data), retriever.settings.k), cache_dir, repr(schedule))
-    _fill(draft, retriever, data, schedule, old, progress)
+def _report(draft: Draft, schedule: Schedule, engine: str, seconds: float) -> SearchReport:
+    """How the contexts of a filled draft were found."""
+    rows, measured = schedule.rows, list(draft.calibrations.values())
     mean = np.sum([draft.finished[block.start] for block in schedule.blocks], axis=0) / rows
-    worst = min(draft.calibrations.values(), key=lambda found: found.recall, default=None)
-    report = SearchReport(
-        engine=retriever.engine,
+    worst = min(measured, key=lambda found: found.recall, default=Calibration(0, 1.0, 0))
+    return SearchReport(
+        engine=engine,
         states=rows,
         queries=2 * rows,
-        recall=1.0 if worst is None else worst.recall,
-        sample=0 if worst is None else worst.sample,
-        probes=max((found.probes for found in draft.calibrations.values()), default=0),
-        seconds=time.monotonic() - start,
+        recall=worst.recall,
+        sample=worst.sample,
+        probes=max((found.probes for found in measured), default=0),
+        seconds=seconds,
         mean_distance=tuple(mean[0].tolist()),
         next_mean_distance=tuple(mean[1].tolist()),
     )
-    return draft.publish(report)
 
 
 def _fill(
@@ -278,19 +241,16 @@ def _fill(
             search = Nearest(retriever, part, span, count, sample, schedule.room)
 
         def find(block: slice) -> tuple[Points, tuple[Ids, Rows]]:
-            if not ahead:
-                meter.begin(_count(block))
             # The states and then the next states: most s' are the s of the next row.
             queries = np.concatenate((data.states[block], data.next_states[block]))
             own = np.arange(block.start, block.stop)
             of_next = own if retriever.settings.exclude == "episode" else np.full_like(own, -1)
             left_out = retriever.left_out(queries, np.concatenate((own, of_next)))
-            told = silent if ahead else meter
+            told = silent if ahead else partial(meter.tell, _count(block))
             return queries, retriever.nearest(queries, left_out, told, search)
 
         results = _ahead(find, todo) if ahead else map(find, todo)
         for block, (queries, found) in zip(todo, results, strict=True):
-            meter.begin(_count(block))
             if (before := draft.kept(block.start)) is not None:
                 found = merged(before[1:], found)
             elif old is not None and block.stop <= schedule.known:
@@ -304,8 +264,7 @@ def _fill(
                 draft.keep(block.start, (chunk.stop, *found))
             else:
                 draft.finish(block, *retriever.choose(*found))
-            meter("search", 1.0)
-            meter.end()
+            meter.finish(_count(block))
 
     for chunk, todo in work:
         if todo:
@@ -325,13 +284,13 @@ def _ahead(find: Callable[[slice], T], todo: list[slice]) -> Iterator[T]:
     So the host prepares and ranks one block while an accelerator is at work on another.
     """
     with ThreadPoolExecutor(AHEAD) as pool:
-        begun = deque(pool.submit(find, block) for block in todo[:AHEAD])
-        for following in (*todo[AHEAD:], *[None] * AHEAD):
-            if begun:
-                found = begun.popleft().result()
-                if following is not None:
-                    begun.append(pool.submit(find, following))
-                yield found
+        begun: deque[Future[T]] = deque()
+        for block in todo:
+            begun.append(pool.submit(find, block))
+            if len(begun) > AHEAD:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
 
 
 def _searched(draft: Draft, schedule: Schedule, block: slice) -> int:
@@ -348,16 +307,13 @@ class _Meter:
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress, self._total = progress, max(1, total)
-        self._done = self._size = 0
-        self._shown = 0.0
+        self._done, self._shown = 0, 0.0
 
-    def begin(self, size: int) -> None:
-        self._size = size
-
-    def end(self) -> None:
-        self._done, self._size = self._done + self._size, 0
-
-    def __call__(self, label: str, share: float) -> None:
-        now = (self._done + share * self._size) / self._total
+    def tell(self, rows: int, label: str, share: float) -> None:
+        now = (self._done + share * rows) / self._total
         self._shown = max(self._shown, min(1.0, now))
         self._progress(label, self._shown)
+
+    def finish(self, rows: int) -> None:
+        self.tell(rows, "search", 1.0)
+        self._done += rows

@@ -319,7 +319,7 @@ class Nearest:
         self._space, engine, settings = retriever.space, retriever.engine, retriever.settings
         part = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         states = self._space.embed_states(retriever.states[part])
-        self._index = index = Index(states, span, self._space.distance, room)
+        self._index = index = Index(states, span, self._space, room)
         self.calibrations: dict[int, Calibration] = {}
         self._search: Callable[[Points, int, Progress], tuple[Ids, Rows]]
         if engine == "approximate" and sample is not None:

@@ -110,8 +110,8 @@ class Desk(Bystander):
             states = self.checkpoints.restore(step, states)
         self.log = MetricLog(self.folder, self.members, step)
         self._open.callback(self.log.close)
-        self.work = self._open.enter_context(self.display.work("training", self.plan.run.steps))
-        self.work.start_at(step)
+        work = self.display.work("training", self.plan.run.steps, step)
+        self.work = self._open.enter_context(work)
         self.logged, self.sums = step, dict[str, Any]()
         return states
 

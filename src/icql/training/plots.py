@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from icql.data import Transitions
-from icql.data.pictures import BLUE, GREY, draw_map
+from icql.data.pictures import BLUE, GREY, draw_map, figure
 from icql.files import atomic, read_json
 from icql.retrieval import Neighbours
 from icql.settings.grid import combinations, say_settings
@@ -43,13 +42,12 @@ def draw_run(folder: RunFolder, data: Transitions, neighbours: Neighbours | None
 
 
 def _draw(folder: RunFolder, name: str, panels: list[Panel]) -> Path:
-    figure = Figure(figsize=(5.6 * len(panels), 3.8), layout="constrained")
-    for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        ax.spines[["top", "right"]].set_visible(False)
+    drawn, every = figure(5.6 * len(panels), 3.8, panels=len(panels))
+    for ax, panel in zip(every, panels, strict=True):
         panel(ax)
     path = folder.plots / f"{name}.png"
     with atomic(path) as temporary:
-        figure.savefig(temporary, dpi=110)
+        drawn.savefig(temporary, dpi=110)
     return path
 
 
@@ -75,13 +73,10 @@ def _score(ax: Any, looks: list[dict[str, Any]], result: dict[str, Any]) -> None
 def _curves(
     ax: Any, train: list[dict[str, Any]], title: str, wanted: Callable[[str], bool]
 ) -> None:
+    steps = [row["step"] for row in train]
     for name in filter(wanted, train[0]):
-        ax.plot(
-            [row["step"] for row in train],
-            [np.mean(row[name]) for row in train],
-            lw=1.4,
-            label=name.removesuffix("_loss"),
-        )
+        means = [np.mean(row[name]) for row in train]
+        ax.plot(steps, means, lw=1.4, label=name.removesuffix("_loss"))
     ax.set_xlabel("updates")
     ax.set_title(f"{title}, mean over seeds", loc="left")
     ax.legend(frameon=False, fontsize=8)

@@ -103,7 +103,7 @@ class TrainedPolicy:
                 f"must have shape ({expected},) or (B, {expected}), not {batch.shape}.",
                 where="observations",
             )
-        i = _index(self.members, **which)
+        i = _index(self.members, which)
         actions = act_all(_at(self.policies, slice(i, i + 1)), jnp.atleast_2d(batch)[None])
         return np.asarray(actions[0]).reshape(*batch.shape[:-1], -1)
 
@@ -140,7 +140,7 @@ class TrainedCritic:
         self, states: ArrayLike, actions: ArrayLike, **which: Unpack[Which]
     ) -> NDArray[np.float32]:
         """Q̂(s, a | Ω_s) of each pair, the least of the critics, on the scaled rewards: (B,)."""
-        critics, (s, a, context) = self._critics(which), self._inputs(states, actions)
+        critics, s, a, context = self._inputs(states, actions, which)
         return np.asarray(critics.at(s, context)(a).min(0))
 
     def trace(
@@ -149,7 +149,7 @@ class TrainedCritic:
         """Q̂_ℓ(s, a | Ω_s) of the first critic after every layer: (L, B)."""
         if self.context is None:
             raise UserError("a global critic has no layers of TD.", where="trace")
-        critics, (s, a, context) = self._critics(which), self._inputs(states, actions)
+        critics, s, a, context = self._inputs(states, actions, which)
         return np.asarray(critics.trace(s, a, context))
 
     def neighbours(
@@ -179,23 +179,18 @@ class TrainedCritic:
             )
         return batch
 
-    def _critics(self, which: Which) -> Critics:
-        critics: Critics = _at(self.critics, _index(self.members, **which))
-        return critics
-
-    def _inputs(self, states: ArrayLike, actions: ArrayLike) -> tuple[Any, Any, Any]:
-        """Normalised states, actions and contexts."""
-        s, n = self._batch(states), self.normaliser
+    def _inputs(
+        self, states: ArrayLike, actions: ArrayLike, which: Which
+    ) -> tuple[Critics, Any, Any, Any]:
+        """One member's critics; normalised states, actions and contexts."""
+        critics = _at(self.critics, _index(self.members, which))
+        s, n, context = self._batch(states), self.normaliser, None
+        if self.context is not None:
+            rows, _ = self.neighbours(s)
+            packed = jnp.asarray(pack(self.data, n, rows.ravel())).reshape(*rows.shape, -1)
+            context = unpack(packed, self.data.observation_dim, self.data.action_dim)
         a = jnp.asarray(np.asarray(actions, np.float32))
-        return jnp.asarray((s - n.mean) / n.std), a, self._contexts(s)
-
-    def _contexts(self, states: NDArray[np.float32]) -> Any:
-        if self.context is None:
-            return None
-        rows, _ = self.neighbours(states)
-        packed = jnp.asarray(pack(self.data, self.normaliser, rows.ravel()))
-        width = self.data.observation_dim, self.data.action_dim
-        return unpack(packed.reshape(*rows.shape, -1), *width)
+        return critics, jnp.asarray((s - n.mean) / n.std), a, context
 
 
 def _opened(run: str | Path) -> tuple[RunFolder, Plan, Algorithm[Any]]:
@@ -215,14 +210,9 @@ def _stacked(plan: Plan, make: Callable[[Any], Any]) -> Any:
     return eqx.filter_eval_shape(eqx.filter_vmap(make), keys)
 
 
-def _index(
-    members: tuple[Member, ...],
-    *,
-    seed: int | None = None,
-    settings: Mapping[str, float | int] | None = None,
-) -> int:
+def _index(members: tuple[Member, ...], which: Which) -> int:
     """The place of the first member that fits."""
-    asked = settings or {}
+    seed, asked = which.get("seed"), which.get("settings") or {}
     for i, member in enumerate(members):
         if seed in (None, member.seed) and asked.items() <= member.settings.items():
             return i

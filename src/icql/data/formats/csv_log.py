@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from icql.data.arrays import IN_MEMORY, Room
+from icql.data.arrays import Room
 from icql.data.formats.mapping import FLAGS, KEYS, VECTORS, Columns, Given, choose, columns_of
 from icql.data.formats.tabular import LogTable, arrow
 from icql.data.tasks import Task
@@ -17,9 +17,7 @@ from icql.errors import UserError
 BLOCK_BYTES = 2**19  # that a thread parses at a time: small enough for its cache
 
 
-def read_csv(
-    path: Path, task: Task | None = None, room: Room = IN_MEMORY, columns: Given = None
-) -> Source:
+def read_csv(path: Path, task: Task | None, room: Room, columns: Given) -> Source:
     """Read a CSV log; `columns` is its mapping or the file that holds it.
 
     Rows are counted from 0 below the header.

@@ -186,16 +186,14 @@ def _steps(episodes: list[Any], source: str) -> Steps:
                 f"{len(episode)} steps; one more than steps is needed.",
                 where=source,
             )
-    joined = {
-        name: np.concatenate([getattr(episode, name) for episode in episodes])
+    actions, rewards, terminals, timeouts = (
+        np.concatenate([getattr(episode, name) for episode in episodes])
         for name in ("actions", "rewards", "terminations", "truncations")
-    }
-    terminals, timeouts = joined["terminations"], joined["truncations"]
+    )
     last_rows = np.cumsum([len(episode) for episode in episodes]) - 1
     timeouts[last_rows] |= ~terminals[last_rows]
     here, following = (
         np.concatenate([episode.observations[part] for episode in episodes])
         for part in (slice(-1), slice(1, None))
     )
-    steps = Steps(here, joined["actions"], joined["rewards"], terminals, timeouts, following)
-    return steps.checked(source)
+    return Steps(here, actions, rewards, terminals, timeouts, following).checked(source)

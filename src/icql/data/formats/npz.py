@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -142,29 +142,25 @@ def _read_arrays(path: Path, room: Room) -> dict[str, NDArray[Any]]:
         headers = {name: _header(archive, name, path) for name in names}
         nbytes = sum(bytes_in_memory(*header) for header in headers.values())
         room.check(nbytes, (headers["rewards"][0] or (0,))[0], str(path))
-        arrays: dict[str, NDArray[Any]] = {}
-        for name in names:
-            with archive.open(f"{name}.npy") as file:
-                arrays[name] = _read(file, name, room)
-        return arrays
+        return {name: _read(archive, name, room) for name in names}
 
 
-def _read(file: IO[bytes], name: str, room: Room) -> NDArray[Any]:
+def _read(archive: zipfile.ZipFile, name: str, room: Room) -> NDArray[Any]:
     """One array, unpacked in pieces where it goes to a file."""
-    if room.folder is None:
-        return npy.read_array(file, allow_pickle=False)
-    shape, fortran, dtype = _HEADERS[npy.read_magic(file)](file)
-    if not shape or fortran:  # a single value, or columns first: not in row blocks
-        values = np.frombuffer(file.read(), dtype)
-        return values.reshape(shape, order="F" if fortran else "C")
-    width = math.prod(shape[1:])
+    with archive.open(f"{name}.npy") as file:
+        if room.folder is None:
+            return npy.read_array(file, allow_pickle=False)
+        shape, fortran, dtype = _HEADERS[npy.read_magic(file)](file)
+        if not shape or fortran:  # a single value, or columns first: not in row blocks
+            values = np.frombuffer(file.read(), dtype)
+            return values.reshape(shape, order="F" if fortran else "C")
 
-    def read(rows: slice) -> NDArray[Any]:
-        size = (rows.stop - rows.start) * width * dtype.itemsize
-        return np.frombuffer(file.read(size), dtype).reshape(-1, *shape[1:])
+        def read(rows: slice) -> NDArray[Any]:
+            size = (rows.stop - rows.start) * math.prod(shape[1:]) * dtype.itemsize
+            return np.frombuffer(file.read(size), dtype).reshape(-1, *shape[1:])
 
-    floats = name == "rewards" or name.endswith(("observations", "actions"))
-    return room.fill(name, shape, np.float32 if floats else dtype, read)
+        floats = name == "rewards" or name.endswith(("observations", "actions"))
+        return room.fill(name, shape, np.float32 if floats else dtype, read)
 
 
 def _header(

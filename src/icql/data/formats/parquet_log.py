@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from icql.data.arrays import IN_MEMORY, Floats, Room, blocks, reading
+from icql.data.arrays import Floats, Room, blocks, reading
 from icql.data.formats.mapping import KEYS, Given, choose, columns_of
 from icql.data.formats.tabular import LogTable, arrow
 from icql.data.tasks import Task
@@ -21,9 +21,7 @@ from icql.files import atomic
 _META = b"icql"  # key of what a Parquet file of ours says about itself
 
 
-def read_parquet(
-    path: Path, task: Task | None = None, room: Room = IN_MEMORY, columns: Given = None
-) -> Source:
+def read_parquet(path: Path, task: Task | None, room: Room, columns: Given) -> Source:
     """Read a Parquet log; `columns` is its mapping or the file that holds it."""
     parquet, pa = arrow("pyarrow.parquet", path), arrow("pyarrow", path)
     mapping = columns_of(path, columns)

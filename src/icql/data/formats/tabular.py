@@ -82,13 +82,10 @@ class LogTable:
             raise self.error("there are no steps in it (zero rows).")
         place, boundaries = self._order(columns, room)
 
-        def marks(name: str | None) -> Bools | None:
-            return None if name is None else _placed(self._flag(name), place)
-
         def row_of(sorted_row: int) -> int:
             return sorted_row if place is None else int((place == sorted_row).argmax())
 
-        valid, none = marks(columns.valid), np.zeros(self.rows, np.bool_)
+        valid, none = self._marks(columns.valid, place), np.zeros(self.rows, np.bool_)
         bounds = columns.bounds(len(columns.names("action")))
 
         def numbers(key: str, limits: Any = None) -> Floats:
@@ -100,9 +97,8 @@ class LogTable:
                     values = self._numbers(column(name), name)
                     if limits is not None:
                         usable = None if valid is None else valid[target]
-                        values = self._to_unit(
-                            values, limits[0][i], limits[1][i], usable, name, rows.start
-                        )
+                        ends = limits[0][i], limits[1][i]
+                        values = self._to_unit(values, ends, usable, name, rows.start)
                     filled[target, i] = values
             row, at, count = not_finite(filled, valid)
             if row is not None:
@@ -113,8 +109,8 @@ class LogTable:
                 )
             return filled
 
-        terminals = none if (ended := marks(columns.terminal)) is None else ended
-        truncated = none if (cut := marks(columns.truncated)) is None else cut
+        marked = (self._marks(name, place) for name in (columns.terminal, columns.truncated))
+        terminals, truncated = (none if marks is None else marks for marks in marked)
         early = (terminals | truncated) & ~boundaries
         if columns.episode is not None and early.any():
             row = int(early.argmax())
@@ -166,11 +162,15 @@ class LogTable:
             )
         return _plain(values.cast(pa.float32(), safe=False))
 
-    def _flag(self, name: str) -> Bools:
+    def _marks(self, name: str | None, place: Rows | None) -> Bools | None:
+        """A column of 0 and 1, in order."""
+        if name is None:
+            return None
         filled = np.empty(self.rows, np.bool_)
         for rows, column in self:
             values = self._numbers(column(name), name)
-            filled[rows] = flags(name, values, str(self.path), offset=rows.start)
+            marked = flags(name, values, str(self.path), offset=rows.start)
+            filled[rows if place is None else place[rows]] = marked
         return filled
 
     def _order(self, columns: Columns, room: Room) -> tuple[Rows | None, Bools]:
@@ -259,15 +259,10 @@ class LogTable:
         return filled
 
     def _to_unit(
-        self,
-        values: Floats,
-        low: np.float32,
-        high: np.float32,
-        valid: Bools | None,
-        name: str,
-        start: int,
+        self, values: Floats, bounds: tuple[Any, Any], valid: Bools | None, name: str, start: int
     ) -> Floats:
-        """Actions in [low, high] as actions in [-1, 1]; the first of them stands in row `start`."""
+        """Actions within bounds as actions in [-1, 1]; the first of them stands in row `start`."""
+        low, high = bounds
         slack = BOUND_SLACK * (high - low)
         wide = (values < low - slack) | (values > high + slack)
         outside = np.flatnonzero(wide if valid is None else wide & valid)
@@ -291,14 +286,6 @@ def arrow(module: str, path: Path) -> Any:
             where=str(path),
             fix="pip install 'icql[logs]'",
         ) from error
-
-
-def _placed(values: Bools, place: Rows | None) -> Bools:
-    if place is None:
-        return values
-    placed = np.empty_like(values)
-    placed[place] = values
-    return placed
 
 
 def _decoded(values: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
+from string import Template
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,40 +16,13 @@ from icql.data.transitions import Source, Steps, Transitions
 from icql.data.validation.findings import Findings, counted
 from icql.files import atomic
 
-STYLE = """
-:root { color-scheme: light dark; --line: #d5d9df; --soft: #f4f6f8; --bad: #b3261e; --warn: #9a5b00;
-  --good: #1d7a3e; }
-@media (prefers-color-scheme: dark) { :root { --line: #444a52; --soft: #22262b; --bad: #ff8a80;
-  --warn: #ffb74d; --good: #7bd89a; } }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-.source { opacity: .7; margin: 0 0 1rem; overflow-wrap: anywhere; }
-.verdict { font-weight: 600; padding: .6rem .8rem; border-left: .35rem solid;
-  background: var(--soft); }
-.error { color: var(--bad); } .warning { color: var(--warn); } .good { color: var(--good); }
-dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: .6rem; }
-dl div { background: var(--soft); padding: .5rem .7rem; border-radius: .4rem; }
-dt { font-size: .8rem; opacity: .75; } dd { margin: 0; font-size: 1.1rem; }
-.finding { border-top: 1px solid var(--line); padding: .6rem 0; }
-.finding p { margin: .2rem 0 0; overflow-wrap: anywhere; }
-.where { opacity: .75; font-size: .9rem; overflow-wrap: anywhere; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
-  gap: 1rem; }
-figure { margin: 0; } figure img { width: 100%; height: auto; background: white;
-  border-radius: .4rem; }
-figcaption { font-size: .9rem; opacity: .8; }
-"""
+POINTS = 200  # of a curve over the steps of an episode
 
 
 def write_report(folder: str | Path, name: str, findings: Findings, source: Source | None) -> Path:
-    """Write `report.html` into `folder` and return its path.
+    """Write `report.html` into `folder`, made if it is missing, and return its path.
 
-    Args:
-        folder: made if it is missing.
-        name: what was validated.
-        findings: what was found.
-        source: what was read; None if it could not be read.
+    `name` says what was validated; without a `source` it could not be read.
     """
     title = name if source is None else source.info.name
     body = [
@@ -61,26 +35,22 @@ def write_report(folder: str | Path, name: str, findings: Findings, source: Sour
     body.append(_listed(findings))
     if findings.transitions is not None:
         body.append(_pictures(findings.transitions))
-    page = (
-        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}: data report</title><style>{STYLE}</style></head>\n"
-        f"<body>\n{''.join(body)}\n</body>\n</html>\n"
-    )
+    page = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
     path = Path(folder) / "report.html"
     with atomic(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+        filled = page.substitute(title=escape(title), body="".join(body))
+        temporary.write_text(filled, encoding="utf-8")
     return path
 
 
 def _verdict(findings: Findings) -> str:
     errors, warnings = len(findings.errors), len(findings.warnings)
-    if errors:
-        return f'<p class="verdict error">Not fit for training: {counted(errors, "error")}.</p>'
+    kind, text = "good", "Fit for training: nothing found."
     if warnings:
-        text = f"Fit for training, with {counted(warnings, 'warning')}."
-        return f'<p class="verdict warning">{text}</p>'
-    return '<p class="verdict good">Fit for training: nothing found.</p>'
+        kind, text = "warning", f"Fit for training, with {counted(warnings, 'warning')}."
+    if errors:
+        kind, text = "error", f"Not fit for training: {counted(errors, 'error')}."
+    return f'<p class="verdict {kind}">{text}</p>'
 
 
 def _numbers(steps: Steps, data: Transitions, task: Task | None) -> str:
@@ -138,12 +108,10 @@ def _pictures(data: Transitions) -> str:
 
 
 def _histogram(data: Transitions, what: str) -> Figure | None:
-    values = np.asarray(
-        data.info.episode_returns if what == "return" else data.info.episode_lengths
-    )
+    values = np.asarray(getattr(data.info, f"episode_{what}s"))
     if not len(values):
         return None
-    drawn, axes = figure()
+    drawn, (axes,) = figure()
     bins = min(40, max(5, int(2 * np.sqrt(len(values)))))
     axes.hist(values, bins=bins, color=BLUE, edgecolor="white", linewidth=0.4)
     axes.axvline(np.median(values), color=ORANGE, ls="--", label=f"median {np.median(values):.4g}")
@@ -153,11 +121,10 @@ def _histogram(data: Transitions, what: str) -> Figure | None:
     return drawn
 
 
-def _reward_over_time(data: Transitions, points: int = 200) -> Figure:
+def _reward_over_time(data: Transitions) -> Figure:
     """The reward's median and middle 80 %, over equal spans of steps in an episode."""
-    drawn, axes = figure()
-    longest = int(data.step.max()) + 1
-    width = -(-longest // points)
+    drawn, (axes,) = figure()
+    width = -(-(int(data.step.max()) + 1) // POINTS)
     order = np.argsort(data.step, kind="stable")
     span = data.step[order] // width
     cuts = np.flatnonzero(np.diff(span)) + 1
@@ -179,6 +146,6 @@ def _reward_over_time(data: Transitions, points: int = 200) -> Figure:
 
 
 def _map(data: Transitions) -> Figure:
-    drawn, axes = figure(height=3.8)
+    drawn, (axes,) = figure(height=3.8)
     draw_map(axes, data, "return that followed (γ = 0.99)")
     return drawn

@@ -9,6 +9,7 @@ the rest is computed again where it is needed, the dropout's random numbers too.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -45,33 +46,28 @@ def norm_dropout(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _block(
-    rate: float, interpret: bool, x: Array, bias: Array, scale: Array, shift: Array, words: Array
-) -> Array:
-    return _forward(rate, interpret, x, bias, scale, shift, words)[0]
+def _block(rate: float, interpret: bool, *inputs: Array) -> Array:
+    return _forward(rate, interpret, *inputs)[0]
 
 
-def _forward(
-    rate: float, interpret: bool, x: Array, bias: Array, scale: Array, shift: Array, words: Array
-) -> tuple[Array, Any]:
+def _forward(rate: float, interpret: bool, x: Array, *whole: Array) -> tuple[Array, Any]:
     kernel = partial(_forward_kernel, rate, *x.shape)
-    (y,) = _call(kernel, [x], [bias, scale, shift, words], 0, interpret)
-    return y, (x, bias, scale, shift, words)
+    (y,) = _call(kernel, [x], whole, 0, interpret)
+    return y, (x, whole)
 
 
 def _backward(rate: float, interpret: bool, kept: Any, d_y: Array) -> tuple[Any, ...]:
-    x, bias, scale, shift, words = kept
+    x, whole = kept
     kernel = partial(_backward_kernel, rate, *x.shape)
-    d_x, parts = _call(kernel, [x, d_y], [bias, scale, shift, words], 3, interpret)
-    d_bias, d_scale, d_shift = parts.sum(0)
-    return d_x, d_bias, d_scale, d_shift, None
+    d_x, parts = _call(kernel, [x, d_y], whole, 3, interpret)
+    return d_x, *parts.sum(0), None  # of bias, scale and shift; the words have none
 
 
 _block.defvjp(_forward, _backward)
 
 
 def _call(
-    kernel: Any, by_rows: list[Array], whole: list[Array], sums: int, interpret: bool
+    kernel: Any, by_rows: list[Array], whole: Sequence[Array], sums: int, interpret: bool
 ) -> list[Array]:
     """Run `kernel` over blocks of rows; besides such rows it returns `sums` rows per program."""
     x = by_rows[0]
@@ -85,10 +81,7 @@ def _call(
         kernel,
         out_shape=outputs,
         grid=(programs,),
-        in_specs=[
-            *[block] * len(by_rows),
-            *(pl.BlockSpec(x.shape, lambda i: (0,)) for x in whole),
-        ],
+        in_specs=[block] * len(by_rows) + [pl.BlockSpec(x.shape, lambda i: (0,)) for x in whole],
         out_specs=blocks,
         interpret=interpret,
         compiler_params=gpu.CompilerParams(num_warps=WARPS, num_stages=1),
@@ -134,9 +127,8 @@ class _Tile:
         return noise >= jnp.uint32(round(rate * 2**32))
 
 
-def _forward_kernel(
-    rate: float, rows: int, h: int, x: Any, bias: Any, scale: Any, shift: Any, words: Any, y: Any
-) -> None:
+def _forward_kernel(rate: float, rows: int, h: int, *refs: Any) -> None:
+    x, bias, scale, shift, words, y = refs
     tile = _Tile(rows, h)
     _, normal, _ = _normal(tile.load(x), tile.vector(bias), h, tile.inside)
     out = normal * tile.vector(scale)[None, :] + tile.vector(shift)[None, :]
@@ -145,19 +137,8 @@ def _forward_kernel(
     tile.store(y, out)
 
 
-def _backward_kernel(
-    rate: float,
-    rows: int,
-    h: int,
-    x: Any,
-    d_y: Any,
-    bias: Any,
-    scale: Any,
-    shift: Any,
-    words: Any,
-    d_x: Any,
-    sums: Any,
-) -> None:
+def _backward_kernel(rate: float, rows: int, h: int, *refs: Any) -> None:
+    x, d_y, bias, scale, _, words, d_x, sums = refs
     tile = _Tile(rows, h)
     z, normal, inverse = _normal(tile.load(x), tile.vector(bias), h, tile.inside)
     g = tile.load(d_y)

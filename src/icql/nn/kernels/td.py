@@ -50,47 +50,34 @@ def fused(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _solve(
-    discount: float, interpret: bool, phi: Array, phi_next: Array, r: Array, mask: Array, c: Array
-) -> Array:
-    return _forward(discount, interpret, phi, phi_next, r, mask, c)[0]
+def _solve(discount: float, interpret: bool, *inputs: Array) -> Array:
+    return _forward(discount, interpret, *inputs)[0]
 
 
-def _forward(
-    discount: float, interpret: bool, phi: Array, phi_next: Array, r: Array, mask: Array, c: Array
-) -> tuple[Array, Any]:
-    contexts, _, d = phi.shape
-    trace = _call(
-        partial(_forward_kernel, discount),
-        [phi, phi_next, r, mask],
-        c.swapaxes(1, 2),
-        [jax.ShapeDtypeStruct((contexts, c.shape[0], d), jnp.float32)],
-        interpret,
-    )[0]
-    return trace[:, -1], (phi, phi_next, r, mask, c, trace)
+def _forward(discount: float, interpret: bool, *inputs: Array) -> tuple[Array, Any]:
+    *context, c = inputs
+    contexts, _, d = context[0].shape
+    kernel, shape = partial(_forward_kernel, discount), (contexts, c.shape[0], d)
+    (trace,) = _call(kernel, context, c.swapaxes(1, 2), [shape], interpret)
+    return trace[:, -1], (context, c, trace)
 
 
 def _backward(discount: float, interpret: bool, kept: Any, g: Array) -> tuple[Array, ...]:
-    phi, phi_next, r, mask, c, trace = kept
-    rows, one = (jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (phi, r))
-    steps = jax.ShapeDtypeStruct(trace.shape, jnp.float32)
-    d_phi, d_next, d_r, d_mask, g_all, u_all = _call(
-        partial(_backward_kernel, discount),
-        [phi, phi_next, r, mask, trace, g],
-        c,
-        [rows, rows, one, one, steps, steps],
-        interpret,
-    )
-    return d_phi, d_next, d_r, d_mask, jnp.einsum("bld,ble->lde", g_all, u_all)
+    context, c, trace = kept
+    shapes = [*(x.shape for x in context), trace.shape, trace.shape]
+    kernel = partial(_backward_kernel, discount)
+    *gradients, g_all, u_all = _call(kernel, [*context, trace, g], c, shapes, interpret)
+    return *gradients, jnp.einsum("bld,ble->lde", g_all, u_all)
 
 
 _solve.defvjp(_forward, _backward)
 
 
 def _call(
-    kernel: Any, per_context: list[Array], c: Array, outputs: list[Any], interpret: bool
+    kernel: Any, per_context: list[Array], c: Array, shapes: list[Any], interpret: bool
 ) -> list[Array]:
     """Run `kernel` once per context: it sees that context's slices and all of C."""
+    outputs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
 
     def own(x: Any) -> pl.BlockSpec:
         return pl.BlockSpec((None, *x.shape[1:]), lambda i: (i, *[0] * (len(x.shape) - 1)))
@@ -148,18 +135,12 @@ def _times(transposed: Any, vector: Any) -> Any:
     return (transposed * vector[:, None]).sum(0)
 
 
-def _forward_kernel(
-    discount: float, phi: Any, phi_next: Any, r: Any, mask: Any, c_transposed: Any, out: Any
-) -> None:
+def _forward_kernel(discount: float, *refs: Any) -> None:
+    phi, phi_next, r, mask, c_transposed, out = refs
     tile, layers = _Tile(phi), c_transposed.shape[0]
-    m, reward, features = (
-        _load(tile.per_row(mask)),
-        _load(tile.per_row(r)),
-        _load(tile.features(phi)),
-    )
-    change_t = discount * m[None, :] * _load(tile.transposed(phi_next)) - _load(
-        tile.transposed(phi)
-    )
+    m, reward = _load(tile.per_row(mask)), _load(tile.per_row(r))
+    features, features_t = _load(tile.features(phi)), _load(tile.transposed(phi))
+    change_t = discount * m[None, :] * _load(tile.transposed(phi_next)) - features_t
 
     def layer(step: Any, carry: Any) -> Any:
         w, c_t = carry
@@ -173,22 +154,8 @@ def _forward_kernel(
     jax.lax.fori_loop(0, layers, layer, (zero, _load(tile.square(c_transposed, 0))))
 
 
-def _backward_kernel(
-    discount: float,
-    phi: Any,
-    phi_next: Any,
-    r: Any,
-    mask: Any,
-    trace: Any,
-    g_last: Any,
-    c: Any,
-    d_phi: Any,
-    d_next: Any,
-    d_r: Any,
-    d_mask: Any,
-    g_out: Any,
-    u_out: Any,
-) -> None:
+def _backward_kernel(discount: float, *refs: Any) -> None:
+    phi, phi_next, r, mask, trace, g_last, c, d_phi, d_next, d_r, d_mask, g_out, u_out = refs
     tile, layers = _Tile(phi), c.shape[0]
     m, reward = _load(tile.per_row(mask)), _load(tile.per_row(r))
     features, features_t = _load(tile.features(phi)), _load(tile.transposed(phi))
@@ -216,18 +183,9 @@ def _backward_kernel(
         )
 
     zeros = jnp.zeros((len(tile.rows), len(tile.columns)), jnp.float32)
-    _, _, d_features, d_change, d_reward = jax.lax.fori_loop(
-        0,
-        layers,
-        layer,
-        (
-            _load(tile.per_feature(g_last)),
-            _load(tile.square(c, layers - 1)),
-            zeros,
-            zeros,
-            jnp.zeros(tile.rows.shape, jnp.float32),
-        ),
-    )
+    last = _load(tile.per_feature(g_last)), _load(tile.square(c, layers - 1))
+    begin = *last, zeros, zeros, jnp.zeros(tile.rows.shape, jnp.float32)
+    _, _, d_features, d_change, d_reward = jax.lax.fori_loop(0, layers, layer, begin)
     _store(tile.features(d_phi), d_features - d_change)
     _store(tile.features(d_next), discount * m[:, None] * d_change)
     _store(tile.per_row(d_r), d_reward)

@@ -106,6 +106,7 @@ def icql_updates(precision: Literal["float32", "bfloat16"]) -> Callable[[int], N
     from icql.algos.iql import IQL
     from icql.data.transitions import DataInfo, Transitions
     from icql.settings.algorithms import IQLSettings
+    from icql.settings.shared import PolicySettings
     from icql.training.device import fit_normaliser, to_device
     from icql.training.loop import Loop
 
@@ -122,7 +123,9 @@ def icql_updates(precision: Literal["float32", "bfloat16"]) -> Callable[[int], N
         step=rows % EPISODE,
         info=DataInfo("made-up"),
     )
-    settings = IQLSettings(hidden=HIDDEN, batch_size=BATCH)
+    settings = IQLSettings(
+        hidden=HIDDEN, policy=PolicySettings(hidden=HIDDEN, cosine=True), batch_size=BATCH
+    )
     on_device = to_device(data, fit_normaliser(data, settings.data), None)
     algorithm = IQL(settings, Spec(OBS, ACT, 1_000_000, precision=precision))
     loop = Loop(algorithm, on_device, [0])

@@ -94,7 +94,13 @@ def test_a_row_passes_the_files_that_the_page_lists(tmp_path):
         if code.co_flags & 0x2 and not code.co_name.startswith("<"):
             seen.add(Path(code.co_filename).relative_to(SRC).as_posix())
 
-    small = {"batch_size": 4, "hidden": [4, 4], "context.k": 3, "local.layers": 2}
+    small = {
+        "batch_size": 4,
+        "hidden": [4, 4],
+        "policy.hidden": [4, 4],
+        "context.k": 3,
+        "local.layers": 2,
+    }
     jax.config.update("jax_disable_most_optimizations", True)  # what is computed does not matter
     sys.setprofile(watch)
     try:

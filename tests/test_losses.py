@@ -25,6 +25,7 @@ from icql.losses import (
     td3bc_actor_loss,
 )
 from icql.nn.policies import GaussianPolicy
+from icql.settings.shared import PolicySettings
 
 RNG = np.random.default_rng(0)
 
@@ -57,7 +58,7 @@ def test_bellman_target_drops_the_bootstrap_at_terminals():
 
 
 def test_gaussian_log_prob_against_the_density():
-    policy = GaussianPolicy(3, 2, (8,), key=jax.random.key(0))
+    policy = GaussianPolicy(3, 2, PolicySettings(hidden=(8,)), key=jax.random.key(0))
     s, a = jnp.ones((4, 3)), jnp.full((4, 2), 0.3)
     mean, std = np.asarray(policy(s)), np.exp(np.asarray(policy.log_std))
     density = np.exp(-0.5 * ((0.3 - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))

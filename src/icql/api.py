@@ -80,11 +80,11 @@ def train(
     """Train a policy from logged data and return what `result.json` says.
 
     Args:
-        algo: an algorithm by name (`icql algos` lists them); by default `icql`.
+        algo: an algorithm by name (`icql algos` lists them); by default the data decides.
         task: a task of the table; gives the environment, the score and the task's settings.
         dataset: a name or a file; by default the task's own data, or the embedded `hopper-mini`.
         preset: `quick`, the default, finishes on two CPU cores in minutes, `paper` holds the
-            paper's values.
+            paper's values, `robust` these with the same strong policy network for every method.
         steps: updates; by default the preset's.
         seeds: how many seeds to train side by side, by default one; `seed`, by default 0, is the
             first.

@@ -18,6 +18,7 @@ from icql.errors import UserError
 from icql.settings.algorithms import IQLSettings
 from icql.settings.change import override
 from icql.settings.contexts import DataSettings
+from icql.settings.shared import PolicySettings
 from icql.training.device import Normaliser, fit_normaliser, reward_range, to_device
 
 OBS, ACT, ROWS = 3, 2, 8
@@ -41,7 +42,14 @@ def batch(mask: float, rows: int) -> Batch:
 
 
 def critics_after_an_update(name: str, changes: dict, rewards: tuple[float, float], mask: float):
-    small = {"hidden": (8,), "batch_size": ROWS, "bound_values": True, "discount": 0.9, **changes}
+    small = {
+        "hidden": (8,),
+        "policy": PolicySettings(hidden=(8,)),
+        "batch_size": ROWS,
+        "bound_values": True,
+        "discount": 0.9,
+        **changes,
+    }
     settings = override(resolve_preset(name, "paper", None).settings, small)
     algorithm = make_algorithm(name, settings, Spec(OBS, ACT, 100, rewards))
     rows = ROWS * algorithm.needs.batches
@@ -120,7 +128,13 @@ def test_the_printed_sign_of_the_expectile_is_that_of_the_opposite_level(tau):
     """ρ_τ(Q̂ − y) = ρ_{1−τ}(y − Q̂): the same updates to the bit, and others unless τ = 0.5."""
 
     def trained(**changes):
-        small = {"hidden": (8,), "critic": "global", "value": "policy", **changes}
+        small = {
+            "hidden": (8,),
+            "policy": PolicySettings(hidden=(8,)),
+            "critic": "global",
+            "value": "policy",
+            **changes,
+        }
         settings = override(IQLSettings(), small)
         algorithm = make_algorithm("iql", settings, Spec(OBS, ACT, 100))
         state = algorithm.init(jax.random.key(1))

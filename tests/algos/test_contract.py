@@ -39,6 +39,7 @@ OBS, ACT, EPISODES, LENGTH = 4, 2, 10, 20
 TINY = {
     "batch_size": 16,
     "hidden": (8, 8),
+    "policy.hidden": (8, 8),
     "samples": 2,
     "context.k": 3,
     "local.layers": 2,
@@ -377,7 +378,7 @@ def test_presets_resolve_for_every_task_and_name_their_source(name, preset):
         ("dmg", "mixture", 1.5),
         ("dmg", "expectile", 1.0),
         ("dmg", "advantage_limit", 0.5),
-        ("bc", "dropout", 1.0),
+        ("bc", "policy.dropout", 1.0),
         ("iql", "expectile", 1.0),
         ("icql", "local.layers", 0),
         ("icql", "context.k", 0),
@@ -402,7 +403,7 @@ def test_sac_says_that_it_learns_online():
 @pytest.mark.parametrize(
     ("case", "told", "not_told"),
     [
-        ("bc", ["--learning-rate"], ["critic", "reward", "--local"]),
+        ("bc", ["--policy.learning-rate"], ["critic", "reward", "--local"]),
         ("dt", ["--learning-rate", "--gradient-clip"], ["critic", "reward", "--local"]),
         ("iql", ["--bound-values", "--data.reward-scale"], ["--critics", "--local", "--learning"]),
         ("icql", ["--bound-values", "--data.reward-scale", "--local.c-scale"], ["--learning"]),

@@ -19,7 +19,7 @@ from icql.losses import chunk_target, distillation_loss, flow_matching, flow_poi
 from icql.nn.flow import Flow, noise_of_state
 from icql.settings.algorithms import FQLSettings, QCSettings
 from icql.settings.contexts import ContextSettings
-from icql.settings.shared import LocalSettings
+from icql.settings.shared import LocalSettings, PolicySettings
 
 OBS, ACT = 3, 2
 
@@ -52,7 +52,15 @@ def test_euler_steps_against_a_plain_loop():
 
 def test_a_trained_flow_has_the_behaviours_two_modes():
     """Logged actions are ±0.7, independent of the state: so must be the flow's."""
-    algo = FQL(FQLSettings(hidden=(32, 32), batch_size=256, learning_rate=3e-3), Spec(1, 1, 600))
+    algo = FQL(
+        FQLSettings(
+            hidden=(32, 32),
+            policy=PolicySettings(hidden=(32, 32), learning_rate=3e-3),
+            batch_size=256,
+            critic_learning_rate=3e-3,
+        ),
+        Spec(1, 1, 600),
+    )
     key = jax.random.key(0)
 
     @eqx.filter_jit
@@ -148,7 +156,15 @@ def chunk_batch(seed: int, valid: np.ndarray) -> Batch:
 def test_what_lies_beyond_the_episode_does_not_train_qc():
     """Steps marked invalid may hold anything: flow and critics come out the same."""
     algo = QC(
-        QCSettings(hidden=(8,), chunk=3, samples=2, flow_steps=2, batch_size=4), Spec(OBS, ACT, 10)
+        QCSettings(
+            hidden=(8,),
+            policy=PolicySettings(hidden=(8,)),
+            chunk=3,
+            samples=2,
+            flow_steps=2,
+            batch_size=4,
+        ),
+        Spec(OBS, ACT, 10),
     )
     valid = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]], bool)
     batch = chunk_batch(0, valid)
@@ -176,7 +192,15 @@ def test_what_lies_beyond_the_episode_does_not_train_qc():
 
 def test_qc_critic_loss_is_the_chunk_target_of_the_best_of_n():
     algo = QC(
-        QCSettings(hidden=(8,), chunk=3, samples=4, flow_steps=2, batch_size=4), Spec(OBS, ACT, 10)
+        QCSettings(
+            hidden=(8,),
+            policy=PolicySettings(hidden=(8,)),
+            chunk=3,
+            samples=4,
+            flow_steps=2,
+            batch_size=4,
+        ),
+        Spec(OBS, ACT, 10),
     )
     batch = chunk_batch(1, np.ones((4, 3), bool))
     state, key = eqx.filter_jit(algo.init)(jax.random.key(0)), jax.random.key(1)
@@ -204,7 +228,14 @@ def test_distillation_by_hand():
 
 def test_qc_fql_distils_the_flow_and_bootstraps_from_one_step():
     """Critic and policy losses of the distilled actor, worked out row by row."""
-    settings = QCSettings(hidden=(8,), chunk=3, flow_steps=2, batch_size=4, actor="distilled")
+    settings = QCSettings(
+        hidden=(8,),
+        policy=PolicySettings(hidden=(8,)),
+        chunk=3,
+        flow_steps=2,
+        batch_size=4,
+        actor="distilled",
+    )
     assert settings.alpha == 100.0
     algo = QC(settings, Spec(OBS, ACT, 10))
     batch = chunk_batch(2, np.ones((4, 3), bool))
@@ -232,7 +263,12 @@ def test_fql_with_a_local_critic_learns_from_in_context_values():
     """Its critic loss, with TD in every context and the target worked out in NumPy."""
     local = LocalSettings(layers=3, features=4, dropout=0.0, c_scale=4.0)
     settings = FQLSettings(
-        critic="local", hidden=(8,), flow_steps=2, local=local, context=ContextSettings(k=5)
+        critic="local",
+        hidden=(8,),
+        policy=PolicySettings(hidden=(8,)),
+        flow_steps=2,
+        local=local,
+        context=ContextSettings(k=5),
     )
     algo = FQL(settings, Spec(OBS, ACT, 10))
     rows, context, context_next = (transitions_of(seed, n) for seed, n in ((0, 1), (1, 5), (2, 5)))
@@ -276,7 +312,12 @@ def transitions_of(seed: int, n: int) -> Transition:
 
 
 def test_qc_executes_a_chunk_to_its_end_and_plans_anew_when_an_episode_begins():
-    algo = QC(QCSettings(hidden=(8,), chunk=3, samples=4, flow_steps=2), Spec(OBS, ACT, 10))
+    algo = QC(
+        QCSettings(
+            hidden=(8,), policy=PolicySettings(hidden=(8,)), chunk=3, samples=4, flow_steps=2
+        ),
+        Spec(OBS, ACT, 10),
+    )
     policy = algo.policy(eqx.filter_jit(algo.init)(jax.random.key(0)))
     step, choose = eqx.filter_jit(type(policy).step), eqx.filter_jit(type(policy.chunks).choose)
     s = jax.random.normal(jax.random.key(1), (7, 2, OBS))

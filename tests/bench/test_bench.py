@@ -18,6 +18,7 @@ from icql.bench.speed import flops_of_update, made_up_data, paper_costs
 from icql.cli import main
 from icql.errors import UserError
 from icql.settings.algorithms import BCSettings
+from icql.settings.shared import PolicySettings
 from icql.training import loop as loops
 from icql.training.device import DeviceData, fit_normaliser, to_device
 from icql.training.loop import Loop, MemoryNeed, check_memory, memory_of
@@ -58,7 +59,7 @@ def test_flops_of_products_loops_branches_and_gradients():
 
 def test_flops_of_bc_by_hand(data):
     """Forward, and backward to every weight and every hidden input."""
-    algo = BC(BCSettings(hidden=(8, 16), batch_size=32), Spec(OBS, ACT, 10))
+    algo = BC(BCSettings(policy=PolicySettings(hidden=(8, 16)), batch_size=32), Spec(OBS, ACT, 10))
     layers = [OBS * 8, 8 * 16, 16 * ACT]
     assert flops_of_update(algo, data) == 2 * 32 * (3 * sum(layers) - layers[0])
 
@@ -68,7 +69,7 @@ def test_flops_of_bc_by_hand(data):
 
 def test_memory_grows_with_seeds_and_batch(data):
     def predict(seeds: int, batch: int) -> MemoryNeed:
-        settings = BCSettings(hidden=(16, 16), batch_size=batch)
+        settings = BCSettings(policy=PolicySettings(hidden=(16, 16)), batch_size=batch)
         loop = Loop(BC(settings, Spec(OBS, ACT, 10)), data, range(seeds))
         return memory_of(loop, loop.init())
 
@@ -84,7 +85,9 @@ def test_memory_grows_with_seeds_and_batch(data):
 
 
 def test_a_run_that_does_not_fit_is_refused_before_it_runs(data, monkeypatch):
-    loop = Loop(BC(BCSettings(hidden=(8,)), Spec(OBS, ACT, 10)), data, [0, 1, 2])
+    loop = Loop(
+        BC(BCSettings(policy=PolicySettings(hidden=(8,))), Spec(OBS, ACT, 10)), data, [0, 1, 2]
+    )
     states = loop.init()
     needed = check_memory(loop, states)
     assert needed == memory_of(loop, states)
@@ -97,7 +100,7 @@ def test_a_run_that_does_not_fit_is_refused_before_it_runs(data, monkeypatch):
 
 
 def test_the_loop_reuses_the_program_that_was_asked_about(data, monkeypatch):
-    loop = Loop(BC(BCSettings(hidden=(8,)), Spec(OBS, ACT, 10)), data, [0])
+    loop = Loop(BC(BCSettings(policy=PolicySettings(hidden=(8,))), Spec(OBS, ACT, 10)), data, [0])
     states = loop.init()
     loop.compile(states)
 
@@ -124,7 +127,7 @@ QUICK = ["--rows", "1000", "--seconds", "0.01", "--repeats", "1"]
 def test_bench_speed_writes_what_it_prints(capsys, tmp_path):
     out = tmp_path / "deep" / "speed.json"
     argv = ["bench", "speed", "--algos", "bc", "iql", "--obs", "3", "--act", "2", "--k", "4"]
-    small = ["--settings", "hidden=[8]", "batch_size=16"]
+    small = ["--settings", "policy.hidden=[8]", "batch_size=16"]
     assert main([*argv, *QUICK, *small, "--json", "--out", str(out)]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads(out.read_text())
@@ -139,7 +142,10 @@ def test_bench_speed_writes_what_it_prints(capsys, tmp_path):
     assert [row["engine"] for row in result["retrieval"]] == ["exact", "approximate"]
     assert all(row["recall"] >= 0.999 and row["queries_per_s"] > 0 for row in result["retrieval"])
 
-    assert main([*argv[:4], "--obs", "3", "--act", "2", *QUICK, "--settings", "hidden=[8]"]) == 0
+    assert (
+        main([*argv[:4], "--obs", "3", "--act", "2", *QUICK, "--settings", "policy.hidden=[8]"])
+        == 0
+    )
     table = capsys.readouterr().out
     assert "ms/update" in table
     assert "\nbc " in table
@@ -163,7 +169,7 @@ def test_the_precision_asked_for_is_the_one_that_is_measured(capsys, monkeypatch
 
 def test_bench_cost_puts_the_paper_beside(capsys, monkeypatch):
     def small(algo, data, *, settings, **rest):
-        tiny = {"hidden": [8], "batch_size": 8, "local.features": 4}
+        tiny = {"hidden": [8], "policy.hidden": [8], "batch_size": 8, "local.features": 4}
         return cost_of(algo, data, settings={**settings, **tiny}, **rest)
 
     cost_of = speed.cost_of
@@ -194,8 +200,8 @@ def test_the_papers_tables_are_whole():
         (["speed", "--rows", "10"], "rows"),
         (["speed", "--seeds", "0", "--algos", "bc"], "seeds"),
         (["speed", "--repeats", "0"], "repeats"),
-        (["speed", "--algos", "bc", "--settings", "hidden"], "name=value"),
-        (["speed", "--algos", "bc", "--settings", "hiden=3"], "hidden"),
+        (["speed", "--algos", "bc", "--settings", "batch_size"], "name=value"),
+        (["speed", "--algos", "bc", "--settings", "batchsize=3"], "batch_size"),
         (["cost", "--seconds", "0"], "seconds"),
         (["cost", "--layers", "0"], "local.layers"),
     ],

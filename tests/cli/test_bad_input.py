@@ -64,7 +64,7 @@ def test_full_thrust_is_not_discrete(tmp_path):
     """Whole numbers within ±1 are what a bang-bang controller does."""
     actions = np.random.default_rng(0).integers(-1, 2, (ROWS, 2)).astype(np.float32)
     data = write(tmp_path / "log.hdf5", actions=actions)
-    small = ["--hidden", "8", "--batch-size", "8", "--json"]
+    small = ["--policy.hidden", "8", "--batch-size", "8", "--json"]
     argv = ["train", "--algo", "bc", "--dataset", data, "--steps", "1", "--episodes", "0", *small]
     assert main([*argv, "--out", str(tmp_path / "run")]) == 0
 
@@ -100,7 +100,7 @@ def test_more_context_than_data(capsys, tmp_path):
         ("icql", "--expectile", "1.0", "expectile"),
         ("icql", "--local.layers", "0", "local.layers"),
         ("iql", "--beta", "-1", "beta"),
-        ("bc", "--dropout", "1", "dropout"),
+        ("bc", "--policy.dropout", "1", "dropout"),
         ("td3bc", "--alpha", "-2.5", "alpha"),
         ("icql-td3bc", "--form", "none", "form"),
         ("cql", "--samples", "0", "samples"),

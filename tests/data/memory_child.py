@@ -31,6 +31,7 @@ def train(folder: Path, name: str, memory: int) -> None:
         settings={
             "batch_size": 8,
             "hidden": [8, 8],
+            "policy.hidden": [8, 8],
             "context.k": 2,
             "context.engine": "exact",
             "local.layers": 2,

@@ -168,6 +168,6 @@ def test_the_command_line_knows_tasks_of_packages(tmp_path: Path) -> None:
 
     (listed,) = (task for task in ask("data", "list")["tasks"] if task["name"] == "balance-v0")
     assert (listed["domain"], listed["can_be_fetched"]) == ("gymnasium", False)
-    small = ("--hidden", "8", "8", "--batch-size", "8")
+    small = ("--policy.hidden", "8", "8", "--batch-size", "8")
     run = ("--dataset", "balance-v0.npz", "--steps", "2", "--episodes", "1", "--out", "run")
     assert len(ask("train", "--algo", "bc", *run, *small)["score"]["per_seed"]) == 1

@@ -41,7 +41,7 @@ def trained(
 ) -> tuple[Loop, list[np.ndarray]]:
     """The loop and every array of the states after some updates on so many devices."""
     data = load_dataset(source, task="pendulum-test")
-    changes: dict[str, Any] = {"batch_size": batch, "hidden": [8, 8]}
+    changes: dict[str, Any] = {"batch_size": batch, "hidden": [8, 8], "policy.hidden": [8, 8]}
     if algo == "icql":
         changes |= LOCAL
     settings = override(resolve_preset(algo, "quick", None).settings, changes)
@@ -103,7 +103,7 @@ def train_for_group(log: Path, out: Path, **more: Any) -> None:
         "bc",
         dataset=str(log),
         steps=10,
-        settings={"batch_size": 9, "hidden": [8]},
+        settings={"batch_size": 9, "policy.hidden": [8]},
         run={"episodes": 0, "evaluate_every": 5, "checkpoint_every": 5},
         out=out,
         quiet=True,

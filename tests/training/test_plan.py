@@ -14,10 +14,11 @@ import pendulum
 from icql.cli import main
 from icql.errors import UserError
 from icql.settings.algorithms import DMGSettings, DTSettings, IQLSettings, RADTSettings
+from icql.settings.shared import PolicySettings
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
 
-SMALL = {"batch_size": 8, "hidden": [8]}
+SMALL = {"batch_size": 8, "policy.hidden": [8]}
 RUN = {"episodes": 0, "log_every": 10, "checkpoint_every": 10}
 
 
@@ -54,7 +55,7 @@ def test_a_plan_is_recorded_and_read_back(finished: Path, data: Path) -> None:
         (["--preset", "paper"], "--preset"),
         (["--seed", "1"], "--seed"),
         (["--seeds=3"], "--seeds"),
-        (["--grid", "learning-rate=1e-3,1e-4"], "--grid"),
+        (["--grid", "policy.learning-rate=1e-3,1e-4"], "--grid"),
         (["--task", "pendulum-test"], "--task"),
         (["--algo=dt"], "--algo"),
         (["--dropout", "0.3"], "--dropout"),
@@ -78,7 +79,7 @@ def test_what_would_change_the_run_is_refused(
         ({"preset": "paper"}, "--preset"),
         ({"seed": 1}, "--seed"),
         ({"algo": "dt"}, "--algo"),
-        ({"grid": {"learning_rate": [1e-3]}}, "--grid"),
+        ({"grid": {"policy.learning_rate": [1e-3]}}, "--grid"),
         ({"settings": {"data.reward_scale": 2.0}}, "--data.reward-scale"),
         ({"run": {"episodes": 3}}, "--episodes"),
     ],
@@ -93,7 +94,16 @@ def test_what_the_run_has_may_be_said_again(finished: Path, data: Path, tmp_path
     out, moved = tmp_path / "run", tmp_path / "moved.npz"
     shutil.copytree(finished, out)
     shutil.copy(data, moved)
-    arguments = ["--algo=bc", "--preset", "quick", "--seeds", "2", "--seed=0", "--hidden", "8"]
+    arguments = [
+        "--algo=bc",
+        "--preset",
+        "quick",
+        "--seeds",
+        "2",
+        "--seed=0",
+        "--policy.hidden",
+        "8",
+    ]
     arguments += ["--dataset", str(moved), "--json"]
     assert main(["train", "--resume", "--out", str(out), *arguments]) == 0
     assert Plan.read(RunFolder.open(out)).dataset == str(moved)
@@ -163,7 +173,7 @@ def test_a_schedule_over_the_planned_updates_is_not_stretched(data: Path, tmp_pa
     icql.train("iql", out=out, quiet=True, **given)
     with pytest.raises(UserError, match=r"--steps: .* planned with 2 .*\(policy.cosine = True\)"):
         icql.train(resume=True, out=out, steps=4, quiet=True)
-    assert IQLSettings(policy.cosine=False).scheduled_by is None
+    assert IQLSettings(policy=PolicySettings()).scheduled_by is None
     assert DMGSettings().scheduled_by == "policy.cosine"
     assert [DTSettings(cosine=c).scheduled_by for c in (False, True)] == [None, "cosine"]
     assert RADTSettings().scheduled_by == "pretrain"

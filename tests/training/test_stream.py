@@ -29,8 +29,14 @@ from icql.training.stream import Streamed, feed
 from icql.weights import tree_hash
 
 TINY = {
-    "icql": {"hidden": [16, 16], "context.k": 4, "local.layers": 2, "local.features": 8},
-    "iql": {"hidden": [16, 16]},
+    "icql": {
+        "hidden": [16, 16],
+        "policy.hidden": [16, 16],
+        "context.k": 4,
+        "local.layers": 2,
+        "local.features": 8,
+    },
+    "iql": {"hidden": [16, 16], "policy.hidden": [16, 16]},
     "dt": {"length": 5, "layers": 1, "width": 8, "heads": 2},
 }
 

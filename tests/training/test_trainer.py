@@ -29,12 +29,24 @@ from icql.training.run_folder import RunFolder
 TINY = {
     "batch_size": 32,
     "hidden": [32, 32],
+    "policy.hidden": [32, 32],
     "context.k": 5,
     "local.layers": 4,
     "local.features": 16,
 }
 OPTIONS = [
-    *("--batch-size", "32", "--hidden", "32", "32", "--context.k", "5"),
+    *(
+        "--batch-size",
+        "32",
+        "--hidden",
+        "32",
+        "32",
+        "--policy.hidden",
+        "32",
+        "32",
+        "--context.k",
+        "5",
+    ),
     *("--local.layers", "4", "--local.features", "16", "--log-every", "50"),
 ]
 
@@ -252,7 +264,12 @@ def test_divergence_is_named(data, tmp_path):
 
 def test_without_a_task_there_is_no_score(data, tmp_path):
     result = icql.train(
-        "bc", dataset=str(data), steps=5, out=tmp_path / "run", settings={"hidden": [8]}, quiet=True
+        "bc",
+        dataset=str(data),
+        steps=5,
+        out=tmp_path / "run",
+        settings={"policy.hidden": [8]},
+        quiet=True,
     )
     assert result["score"] is None
     with pytest.raises(icql.UserError, match="no task"):
@@ -265,7 +282,11 @@ def test_a_run_that_does_not_fit_is_refused(data, tmp_path, monkeypatch):
     monkeypatch.setattr("icql.training.loop.free_memory", lambda device: 1000)
     with pytest.raises(icql.UserError, match=r"an update needs .* the device has 1,000 B free"):
         icql.train(
-            "bc", dataset=str(data), out=tmp_path / "run", settings={"hidden": [8]}, quiet=True
+            "bc",
+            dataset=str(data),
+            out=tmp_path / "run",
+            settings={"policy.hidden": [8]},
+            quiet=True,
         )
     assert not (tmp_path / "run").exists()
 

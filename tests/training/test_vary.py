@@ -51,7 +51,7 @@ def train(data: Path, out: Path, settings: dict[str, Any] | None = None, **more:
         steps=20,
         seeds=2,
         out=out,
-        settings={"batch_size": 8, "hidden": [8], **(settings or {})},
+        settings={"batch_size": 8, "hidden": [8], "policy.hidden": [8], **(settings or {})},
         run=RUN,
         quiet=True,
         **more,

@@ -24,7 +24,7 @@ from icql.nn.mlp import in_precision
 from icql.nn.policies import Policy
 from icql.settings.contexts import ContextSettings
 from icql.settings.run import Precision
-from icql.settings.shared import AlgorithmSettings
+from icql.settings.shared import ActorSettings, AlgorithmSettings
 
 Metrics = dict[str, Array]
 S = TypeVar("S", bound=AlgorithmSettings)
@@ -111,7 +111,8 @@ class Algorithm(ABC, Generic[S]):
     @property
     def remedies(self) -> tuple[str, ...]:
         """What its user can try where training diverges, by option."""
-        return ("lower the learning rates",)
+        own = "policy." if isinstance(self.settings, ActorSettings) else ""
+        return (f"lower --{own}learning-rate",)
 
     @abstractmethod
     def init(self, key: PRNGKeyArray) -> Any:

@@ -38,6 +38,7 @@ class Entry:
 
 # name, where its code is, settings, what it is, and where it comes from
 _OWN: tuple[tuple[str, str, type[Any], str, str], ...] = (
+    ("auto", "", own.AutoSettings, "icql-graph or icql-rank, by the data", "this package"),
     ("icql", "iql:IQL", own.IQLSettings, "IQL with a local in-context critic", "Xu et al. 2026"),
     ("icql-graph", "graph:Graph", own.GraphSettings,
      "cloning what fared well among similar states", "this package"),

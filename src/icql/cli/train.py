@@ -17,7 +17,7 @@ from icql.errors import UserError
 from icql.progress import Display
 from icql.settings.grid import read_grid, say_settings
 from icql.settings.run import RunSettings
-from icql.training.plan import Plan
+from icql.training.plan import AUTO, Plan
 from icql.training.run_folder import RunFolder
 
 S = TypeVar("S")
@@ -27,7 +27,8 @@ S = TypeVar("S")
 class Train(Options, Generic[S]):
     """Train a policy from logged data.
 
-    Without options: ICQL on the embedded Hopper data, small enough for two CPU cores.
+    Without options: the embedded Hopper data, small enough for two CPU cores; what suits the data is
+    the algorithm.
     The settings below are those of the chosen --algo, with the defaults of the chosen --preset and
     --task; any of them can be changed by its name, e.g. --local.layers 8 --context.k 10.
 
@@ -37,14 +38,15 @@ class Train(Options, Generic[S]):
     A run whose updates do not depend on the number planned gets longer with: … --resume --steps N
     """
 
-    algo: str = "icql"
-    """Algorithm ('icql algos' lists them)."""
+    algo: str = AUTO
+    """Algorithm ('icql algos' lists them); auto: chosen by the data."""
     task: str | None = None
     """Task of the table: environment, reference scores and settings, e.g. kitchen-complete-v0."""
     dataset: str | None = None
     """Data set by name or file; by default the task's own, or the embedded hopper-mini."""
     preset: PresetName = "quick"
-    """quick: minutes on two CPU cores; paper: the paper's values."""
+    """quick: minutes on two CPU cores; paper: the paper's values; robust: these, with the
+    same strong policy network for every method."""
     seeds: int = 1
     """How many seeds to train side by side."""
     seed: int = 0

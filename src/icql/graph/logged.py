@@ -15,7 +15,13 @@ from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.graph.comparison import effective_share, lambda_returns, row_weights
 from icql.graph.value_iteration import solve, values_at
-from icql.retrieval import ContextSettings, Neighbours, build_neighbours, distances_of
+from icql.retrieval import (
+    ContextSettings,
+    Neighbours,
+    Retriever,
+    build_neighbours,
+    distances_of,
+)
 from icql.settings.draw import DrawSettings
 
 Doubles = NDArray[np.float64]
@@ -50,6 +56,8 @@ def compare_rows(
 ) -> Comparison:
     """Solve the graph's critic on logged rows and weigh them by local comparison.
 
+    Progress is that of the search for nine tenths, then that of value iteration.
+
     Around s are compared the row itself and rows of other episodes; around s' the row that follows
     in the log, where one does, and rows of other episodes. Where there are fewer than
     `settings.compared`, all are.
@@ -66,7 +74,14 @@ def compare_rows(
             fix="Log more episodes, or take --draw.by uniform.",
         )
     context = ContextSettings(k=k, exclude="episode", metric=settings.metric)
-    near = build_neighbours(data, context, cache_dir=cache_dir, progress=progress, memory=memory)
+    told = progress or _silent
+    near = build_neighbours(
+        data,
+        context,
+        cache_dir=cache_dir,
+        progress=lambda label, share: told(label, 0.9 * share),
+        memory=memory,
+    )
     last = _ends_of_runs(data)
     own, valued = np.arange(len(data)), min(settings.neighbours, k)
     here, there = (
@@ -87,7 +102,7 @@ def compare_rows(
         expectile=settings.expectile,
         weights=w_there,
         tolerance=TOLERANCE / (1 - settings.discount),
-        progress=progress,
+        progress=lambda label, share: told(label, 0.9 + 0.1 * share),
     )
     v, v_next = (
         np.asarray(values_at(q, jnp.asarray(t), settings.expectile, w), np.float64) * unit
@@ -98,6 +113,31 @@ def compare_rows(
     )
     weights = row_weights(returns, v, near.state, settings)
     return Comparison(np.asarray(q, np.float64) * unit, v, returns, weights, k)
+
+
+def action_spread(data: Transitions, rows: int = 1000, k: int = 16, seed: int = 0) -> float:
+    """How much actions differ where states are alike: 0 they do not, 1 as much as anywhere.
+
+    The mean squared distance of actions taken in nearest states of other episodes, over that of any
+    two rows; of some rows, drawn by `seed`. 1 where there is nothing to compare.
+    """
+    longest = int(np.unique(data.episode, return_counts=True)[1].max(initial=0))
+    k = min(k, len(data) - longest)
+    actions = np.asarray(data.actions, np.float64)
+    overall = 2 * float(actions.var(0).sum())
+    if k < 1 or overall == 0:
+        return 1.0
+    drawn = np.random.default_rng(seed).choice(len(data), min(rows, len(data)), replace=False)
+    drawn.sort()
+    context = ContextSettings(k=k, exclude="episode", engine="exact")
+    retriever = Retriever(data.states, None, context, episode=data.episode)
+    near, _ = retriever(data.states[drawn], rows=drawn)
+    apart = np.square(actions[near] - actions[drawn, None]).sum(-1).mean()
+    return float(apart) / overall
+
+
+def _silent(label: str, share: float) -> None:
+    pass
 
 
 def _ends_of_runs(data: Transitions) -> NDArray[np.bool_]:

@@ -34,6 +34,11 @@ Aggregate = Literal["mean", "min"]
 
 
 @dataclass(frozen=True)
+class AutoSettings(ActorSettings):
+    """What can be set whichever algorithm is chosen; what is not given is that algorithm's own."""
+
+
+@dataclass(frozen=True)
 class BCSettings(ActorSettings):
     """Behaviour cloning's settings; the defaults are CORL's."""
 

@@ -19,6 +19,7 @@ from icql.settings.run import RunSettings
 from icql.training.run_folder import RunFolder
 
 DEFAULT_DATASET = "hopper-mini"
+AUTO = "auto"  # the algorithm is chosen once the data is there (`icql.training.choose`)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class Plan:
     ) -> Plan:
         """Return the plan of a preset, with one seed; what is not given has its default."""
         algo, preset, dataset = (
-            algo or "icql",
+            algo or AUTO,
             preset or "quick",
             dataset or task or DEFAULT_DATASET,
         )

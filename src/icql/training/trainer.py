@@ -25,11 +25,12 @@ from icql.graph.logged import Comparison, compare_rows
 from icql.progress import Display, Work
 from icql.retrieval import Neighbours, build_neighbours
 from icql.settings.shared import ActorSettings, AlgorithmSettings
+from icql.training.choose import choose
 from icql.training.desk import Bystander, Desk, Prepared, check_finite
 from icql.training.device import Normaliser, fit_normaliser, reward_range
 from icql.training.draws import alias_of
 from icql.training.loop import Loop, check_memory, make_mesh
-from icql.training.plan import Plan
+from icql.training.plan import AUTO, Plan
 from icql.training.processes import agree, is_first, join_group, share, stopping_together
 from icql.training.run_folder import RunFolder
 from icql.training.stream import Streamed, feed
@@ -65,6 +66,9 @@ def run_training(
         if is_first() and resume:
             RunFolder.open(out).check_data(data)
     plan = dataclasses.replace(plan, task=plan.task or data.info.task)
+    if plan.algo == AUTO:
+        plan, why = choose(plan, data)
+        display.say(f"algorithm: {why}")
     if memory is None and is_store(plan.dataset):
         memory = memory_limit()
     with stopping_together():

@@ -18,7 +18,6 @@ from icql.errors import UserError
 from icql.settings.algorithms import IQLSettings
 from icql.settings.change import override
 from icql.settings.contexts import DataSettings
-from icql.settings.shared import PolicySettings
 from icql.training.device import Normaliser, fit_normaliser, reward_range, to_device
 
 OBS, ACT, ROWS = 3, 2, 8
@@ -44,7 +43,7 @@ def batch(mask: float, rows: int) -> Batch:
 def critics_after_an_update(name: str, changes: dict, rewards: tuple[float, float], mask: float):
     small = {
         "hidden": (8,),
-        "policy": PolicySettings(hidden=(8,)),
+        "policy.hidden": (8,),
         "batch_size": ROWS,
         "bound_values": True,
         "discount": 0.9,
@@ -130,7 +129,7 @@ def test_the_printed_sign_of_the_expectile_is_that_of_the_opposite_level(tau):
     def trained(**changes):
         small = {
             "hidden": (8,),
-            "policy": PolicySettings(hidden=(8,)),
+            "policy.hidden": (8,),
             "critic": "global",
             "value": "policy",
             **changes,

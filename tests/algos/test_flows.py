@@ -42,7 +42,7 @@ def test_velocity_is_the_derivative_of_the_path():
 
 
 def test_euler_steps_against_a_plain_loop():
-    flow = Flow(OBS, ACT, (8,), steps=10, key=jax.random.key(0))
+    flow = Flow(OBS, ACT, PolicySettings(hidden=(8,)), steps=10, key=jax.random.key(0))
     s, z = jnp.full((4, OBS), 0.3), jax.random.normal(jax.random.key(1), (4, ACT))
     x = np.asarray(z)
     for i in range(10):

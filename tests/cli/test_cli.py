@@ -45,7 +45,18 @@ def test_unknown_command_suggests_the_nearest(capsys):
 
 def test_train_and_evaluate_print_one_json_object(capsys, data, tmp_path):
     out = str(tmp_path / "run")
-    options = ["--steps", "20", "--episodes", "2", "--hidden", "16", "--context.k", "4"]
+    options = [
+        "--algo",
+        "icql",
+        "--steps",
+        "20",
+        "--episodes",
+        "2",
+        "--hidden",
+        "16",
+        "--context.k",
+        "4",
+    ]
     assert main(["train", "--task", "pendulum-test", "--dataset", str(data), "--out", out,
                  "--seeds", "2", "--local.layers", "2", "--json", *options]) == 0  # fmt: skip
     captured = capsys.readouterr()

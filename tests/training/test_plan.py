@@ -58,7 +58,7 @@ def test_a_plan_is_recorded_and_read_back(finished: Path, data: Path) -> None:
         (["--grid", "policy.learning-rate=1e-3,1e-4"], "--grid"),
         (["--task", "pendulum-test"], "--task"),
         (["--algo=dt"], "--algo"),
-        (["--dropout", "0.3"], "--dropout"),
+        (["--policy.dropout", "0.3"], "--policy.dropout"),
         (["--data.reward-scale=2"], "--data.reward-scale"),
         (["--log-every", "5"], "--log-every"),
         (["--steps", "10"], "--steps"),

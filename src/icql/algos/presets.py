@@ -41,7 +41,7 @@ def resolve_preset(algo: str, preset: str, task: str | None) -> Preset:
     if preset == "quick":
         layers.append(own.get("quick", {}))
     elif preset == "robust":
-        if not issubclass(entry.settings, ActorSettings):
+        if preset not in presets_of(algo):
             raise UserError(
                 f"gives methods the same policy network, and {algo} has one of its own kind.",
                 where="--preset robust",
@@ -54,6 +54,12 @@ def resolve_preset(algo: str, preset: str, task: str | None) -> Preset:
         run = override(run, layer.get("run", {}))
         sources += [layer["source"]] if "source" in layer else []
     return Preset(settings, run, tuple(sources))
+
+
+def presets_of(algo: str) -> tuple[PresetName, ...]:
+    """The presets that an algorithm has: `robust` needs a policy that it can set."""
+    robust = issubclass(get_algorithm(algo).settings, ActorSettings)
+    return PRESETS if robust else tuple(preset for preset in PRESETS if preset != "robust")
 
 
 def _fitting(layers: list[dict[str, Any]], task: str | None) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ class Entry:
 _OWN: tuple[tuple[str, str, type[Any], str, str], ...] = (
     ("auto", "", own.AutoSettings, "icql-graph or icql-rank, by the data", "this package"),
     ("icql", "iql:IQL", own.IQLSettings, "IQL with a local in-context critic", "Xu et al. 2026"),
-    ("icql-graph", "graph:Graph", own.GraphSettings,
+    ("icql-graph", "icql_graph:ICQLGraph", own.GraphSettings,
      "cloning what fared well among similar states", "this package"),
     ("icql-rank", "td3bc:ReBRAC", own.RankSettings,
      "ReBRAC, its policy from what fared well among similar states", "this package"),
@@ -65,7 +65,7 @@ _ALGORITHMS = {
     name: Entry(
         name=name,
         summary=summary,
-        make=f"icql.algos.{code}",
+        make=f"icql.algos.{code}" if code else "",
         settings=settings,
         paper=paper,
         online=name == "sac",
@@ -112,6 +112,12 @@ def check_offline(name: str) -> None:
 def make_algorithm(name: str, settings: Any, spec: Spec) -> Algorithm[Any]:
     """Make the algorithm called `name`."""
     make = get_algorithm(name).make
+    if not make:
+        raise UserError(
+            "is chosen once there is data.",
+            where=f"--algo {name}",
+            fix="Name the algorithm itself.",
+        )
     if isinstance(make, str):
         module, _, attribute = make.partition(":")
         make = getattr(import_module(module), attribute)

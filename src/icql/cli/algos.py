@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from icql.algos.presets import PRESETS, resolve_preset
+from icql.algos.presets import presets_of, resolve_preset
 from icql.algos.registry import algorithms
 from icql.cli.options import Options, Result
 
@@ -20,7 +20,9 @@ class Algos(Options):
         """List."""
         found = {}
         for name, entry in algorithms().items():
-            presets = {preset: resolve_preset(name, preset, self.task) for preset in PRESETS}
+            presets = {
+                preset: resolve_preset(name, preset, self.task) for preset in presets_of(name)
+            }
             self.say(f"{name:<12} {entry.summary} ({entry.paper})")
             for source in presets["paper"].sources:
                 self.say(f"{'':<12} · {source}")

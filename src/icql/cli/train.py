@@ -27,8 +27,8 @@ S = TypeVar("S")
 class Train(Options, Generic[S]):
     """Train a policy from logged data.
 
-    Without options: the embedded Hopper data, small enough for two CPU cores; what suits the data is
-    the algorithm.
+    Without options: the embedded Hopper data, and of our algorithms the one that suits it; small
+    enough for two CPU cores.
     The settings below are those of the chosen --algo, with the defaults of the chosen --preset and
     --task; any of them can be changed by its name, e.g. --local.layers 8 --context.k 10.
 

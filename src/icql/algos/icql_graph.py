@@ -24,26 +24,26 @@ from icql.nn.policies import GaussianPolicy
 from icql.settings.algorithms import GraphSettings
 
 
-class GraphState(eqx.Module):
+class ICQLGraphState(eqx.Module):
     """The policy and its optimiser."""
 
     pi: Trained[GaussianPolicy]
 
 
 @dataclass(frozen=True)
-class Graph(Algorithm[GraphSettings]):
+class ICQLGraph(Algorithm[GraphSettings]):
     """(settings, spec) → init → update → policy (see :mod:`icql.algos.base`)."""
 
-    def init(self, key: PRNGKeyArray) -> GraphState:
+    def init(self, key: PRNGKeyArray) -> ICQLGraphState:
         """Return a fresh policy."""
         s, spec = self.settings, self.spec
         sizes = spec.observation_dim, spec.action_dim
         pi = GaussianPolicy(*sizes, s.policy, spec.noise, key=key)
-        return in_precision(GraphState(start(pi, policy_optimiser(s, spec))), spec.precision)
+        return in_precision(ICQLGraphState(start(pi, policy_optimiser(s, spec))), spec.precision)
 
     def update(
-        self, state: GraphState, batch: Batch, key: PRNGKeyArray
-    ) -> tuple[GraphState, Metrics]:
+        self, state: ICQLGraphState, batch: Batch, key: PRNGKeyArray
+    ) -> tuple[ICQLGraphState, Metrics]:
         """One step on −log π(a|s) of rows drawn by weight."""
         query = batch.query
 
@@ -51,4 +51,4 @@ class Graph(Algorithm[GraphSettings]):
             return -pi.log_prob(query.s, query.a, key=key).mean(), None
 
         pi, value, _ = descend(state.pi, policy_optimiser(self.settings, self.spec), loss)
-        return GraphState(pi), {"policy_loss": value}
+        return ICQLGraphState(pi), {"policy_loss": value}

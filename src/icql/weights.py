@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,9 +30,13 @@ def named_arrays(tree: Any) -> dict[str, np.ndarray]:
 
 def save_weights(path: Path, tree: Any) -> None:
     """Write the arrays of a pytree as safetensors, atomically."""
-    arrays = {name: np.asarray(array, order="C") for name, array in named_arrays(tree).items()}
+    save_arrays(path, named_arrays(tree))
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays by name as safetensors, atomically."""
     with atomic(path) as temporary:
-        save_file(arrays, temporary)
+        save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, temporary)
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -27,7 +27,7 @@ from icql.settings.draw import DrawSettings
 Doubles = NDArray[np.float64]
 Progress = Callable[[str, float], None]
 
-TOLERANCE = 1e-3  # of the range that values can have
+TOLERANCE = 1e-4  # of the range that values can have: how well they are known
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,9 @@ def compare_rows(
     returns = lambda_returns(
         r, mask, v_next, last, discount=settings.discount, trace=settings.trace
     )
+    # what differs by less than the solver knows does not differ
+    known = unit * TOLERANCE / (1 - settings.discount)
+    returns, v = (known * np.round(values / known) for values in (returns, v))
     weights = row_weights(returns, v, near.state, settings)
     return Comparison(np.asarray(q, np.float64) * unit, v, returns, weights, k)
 

@@ -36,7 +36,7 @@ from icql.training.plan import Plan
 from icql.training.plots import draw_run
 from icql.training.run_folder import MetricLog, RunFolder
 from icql.training.vary import vary
-from icql.weights import save_weights, tree_hash
+from icql.weights import save_arrays, save_weights, tree_hash
 
 PROBE = 256  # transitions that diagnostics look at, the same ones every time
 
@@ -147,6 +147,9 @@ class Desk(Bystander):
         if isinstance(self.loop.algorithm, HasCritics):
             critics = self.loop.each(lambda algorithm, state: algorithm.critic(state), states)
             save_weights(self.folder.critic_path, critics)
+        if (found := self.ready.comparison) is not None:
+            graph = {"q": found.q, "v": found.v, "returns": found.returns, "weights": found.weights}
+            save_arrays(self.folder.graph_path, graph)
         plan, task, info = self.plan, self.ready.task, self.ready.data.info
         rows = list(self.folder.rows())
         evaluations = [row for row in rows if row["kind"] == "evaluation"]

@@ -6,6 +6,7 @@ tensorboard/           the same for TensorBoard
 checkpoints/           Orbax checkpoints of the full training state
 policy.safetensors     final policies of all seeds, with their state normaliser
 critic.safetensors     final critics of all seeds
+graph.safetensors      what the retrieval graph says of every row: q, v, returns, weights
 result.json            final scores, apart from the best seen; per-episode returns
 plots/                 pictures
 """
@@ -37,6 +38,7 @@ class RunFolder:
         self.metrics_path = path / "metrics.jsonl"
         self.policy_path = path / "policy.safetensors"
         self.critic_path = path / "critic.safetensors"
+        self.graph_path = path / "graph.safetensors"
         self.result_path = path / "result.json"
         self.plots = path / "plots"
 

@@ -19,6 +19,7 @@ from icql.algos.registry import make_algorithm
 from icql.data import Task, Transitions, get_task, load_dataset
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool, Progress, Rollouts, act_all, evaluate_policies
+from icql.graph.critic import GraphCritic
 from icql.nn.critics import Critics
 from icql.nn.policies import Standardised
 from icql.retrieval import Retriever
@@ -27,7 +28,7 @@ from icql.settings.grid import Member, say_settings
 from icql.training.device import Normaliser, fit_normaliser, pack, unpack
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
-from icql.weights import load_weights
+from icql.weights import load_arrays, load_weights
 
 
 class Which(TypedDict, total=False):
@@ -54,17 +55,26 @@ def load_policy(run: str | Path) -> TrainedPolicy:
     return TrainedPolicy(load_weights(folder.policy_path, like), plan.members, task)
 
 
-def load_critic(run: str | Path, *, dataset: str | Path | None = None) -> TrainedCritic:
+def load_critic(
+    run: str | Path, *, dataset: str | Path | None = None
+) -> TrainedCritic | GraphCritic:
     """Load the final critics of a run together with the data that a local critic retrieves from.
 
-    `dataset` says where the data is now, if not where it was when the run was made.
+    `dataset` says where the data is now, if not where it was when the run was made. The critic of
+    icql-graph is the solved graph.
     """
     folder, plan, algorithm = _opened(run)
-    if not isinstance(algorithm, HasCritics):
+    learned, solved = isinstance(algorithm, HasCritics), plan.settings.draw.by != "uniform"
+    if not learned and not solved:
         raise UserError(f"{plan.algo} has no critic.", where=str(folder.path))
-    _require_finished(folder, folder.critic_path)
+    _require_finished(folder, folder.critic_path if learned else folder.graph_path)
     data = load_dataset(dataset or plan.dataset, task=plan.task)
     folder.check_data(data)
+    if not isinstance(algorithm, HasCritics):
+        q = load_arrays(folder.graph_path).get("q")
+        if q is None or q.shape != (len(data),):
+            raise UserError("does not hold a value for every row.", where=str(folder.graph_path))
+        return GraphCritic(q, data, plan.settings.draw)
     like = _stacked(plan, lambda k: algorithm.critic(algorithm.init(k)))
     return TrainedCritic(
         load_weights(folder.critic_path, like),

@@ -69,6 +69,7 @@ Your own data:
 COMMANDS: dict[str, Command | Group] = {
     "train": Command("train a policy from logged data", "train:Train"),
     "evaluate": Command("score the policies of a run in their environment", "evaluate:Evaluate"),
+    "compare": Command("final scores of several runs side by side", "compare:Compare"),
     "data": Group(
         "list, show, validate, convert, fetch and collect datasets",
         DATA,

@@ -1,0 +1,57 @@
+"""`icql compare`: final scores of finished runs side by side."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import icql
+import pendulum
+from icql.cli import main
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    pendulum.register()
+    data = pendulum.make_data(folder / "pendulum.npz", steps=400)
+    small = {"policy.hidden": [8], "batch_size": 8}
+    rest = {"dataset": str(data), "task": "pendulum-test", "settings": small, "quiet": True}
+    icql.train("bc", steps=2, seeds=3, out=folder / "three", run={"episodes": 2}, **rest)
+    icql.train("bc", steps=3, out=folder / "one", run={"episodes": 1}, **rest)
+    icql.train("bc", steps=1, out=folder / "none", run={"episodes": 0}, **rest)
+    return folder
+
+
+def test_means_and_intervals_are_those_of_the_seeds(runs, capsys):
+    assert main(["compare", str(runs / "three"), str(runs / "one"), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    three, one = answer["runs"]
+    scores = np.array(three["per_seed"])
+    assert three["mean"] == pytest.approx(scores.mean())
+    assert three["half"] == pytest.approx(4.3027 * scores.std(ddof=1) / np.sqrt(3), rel=1e-4)
+    assert (three["seeds"], three["episodes"], three["updates"]) == (3, 2, 2)
+    assert one["half"] is None
+    assert answer["notes"] == [
+        "the runs have different numbers of updates.",
+        "the runs have different numbers of episodes.",
+        "a single seed has no interval.",
+    ]
+
+
+def test_the_table_and_the_picture(runs, capsys, tmp_path):
+    picture = tmp_path / "compare.png"
+    assert main(["compare", str(runs / "three"), "--out", str(picture)]) == 0
+    said = capsys.readouterr().out
+    assert "pendulum-test: final scores, 2 episodes per seed" in said
+    assert "bc" in said
+    assert "mean of the data" in said
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("run", "words"), [("none", "has no score"), ("missing", "missing")])
+def test_what_has_no_score_is_refused(runs, capsys, run, words):
+    assert main(["compare", str(runs / run)]) == 2
+    assert words in capsys.readouterr().err

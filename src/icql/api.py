@@ -66,6 +66,7 @@ def train(
     dataset: str | None = None,
     preset: PresetName | None = None,
     steps: int | None = None,
+    episodes: int | None = None,
     seeds: int | None = None,
     seed: int | None = None,
     out: str | Path | None = None,
@@ -86,6 +87,7 @@ def train(
         preset: `quick`, the default, finishes on two CPU cores in minutes, `paper` holds the
             paper's values, `robust` these with the same strong policy network for every method.
         steps: updates; by default the preset's.
+        episodes: per evaluation and seed, 0 for none; by default the preset's.
         seeds: how many seeds to train side by side, by default one; `seed`, by default 0, is the
             first.
         seed: see `seeds`.
@@ -110,13 +112,15 @@ def train(
     if resume and out is None:
         raise UserError("say which run to resume.", where="out")
     begun = Plan.read(RunFolder.open(out)) if resume and out is not None else None
+    changes = {"steps": steps, "episodes": episodes}
+    given = {name: value for name, value in changes.items() if value is not None}
     plan = (begun or Plan.make(**named)).asked(
         **named,
         seed=seed,
         seeds=seeds,
         grid=grid,
         settings=settings,
-        run={**(run or {}), **({} if steps is None else {"steps": steps})},
+        run={**(run or {}), **given},
     )
     return run_training(
         plan if begun is None else begun.resumed(plan),

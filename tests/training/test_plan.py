@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import icql
@@ -187,3 +188,41 @@ def test_a_folder_of_another_format_says_so(finished: Path, tmp_path: Path) -> N
     (out / "run.json").write_text(json.dumps({**manifest, "format": 1}))
     with pytest.raises(UserError, match=r"was written in format 1, this version reads 2"):
         icql.load_policy(out)
+
+
+def test_settings_that_nothing_reads_are_said(data, tmp_path, capsys):
+    """A global critic has no context, and uniform draws no β."""
+    options = ["--algo", "iql", "--dataset", str(data), "--steps", "1", "--episodes", "0"]
+    small = ["--batch-size", "8", "--hidden", "8", "--policy.hidden", "8"]
+    idle = ["--local.layers", "3", "--draw.beta", "2"]
+    assert main(["train", *options, *small, *idle, "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().err
+    assert "warning: --local.layers has no effect: the critic is global" in said
+    assert "warning: --draw.beta has no effect: draw.by is uniform" in said
+    assert "--batch-size has no effect" not in said
+
+
+def test_a_grid_over_an_unknown_setting_is_refused_before_anything_is_retrieved(
+    data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("icql.training.trainer.find_contexts", None)  # not called
+    for grid, words in (({"bta": [1.0]}, "Did you mean 'beta'"), ({"context.k": [2]}, "no real")):
+        with pytest.raises(UserError, match=words):
+            icql.train("icql", dataset=str(data), out=tmp_path / "run", grid=grid, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_episodes_are_an_argument_of_train(data, tmp_path):
+    result = icql.train(
+        "bc",
+        dataset=str(data),
+        steps=1,
+        episodes=0,
+        settings=SMALL,
+        out=tmp_path / "run",
+        quiet=True,
+    )
+    assert result["score"] is None
+    policy = icql.load_policy(tmp_path / "run")
+    with pytest.raises(UserError, match=r"observations: column 1 of row 0 is nan"):
+        policy.act(np.array([0.0, np.nan, 0.0, 0.0]))

@@ -20,7 +20,7 @@ from icql.algos.registry import make_algorithm
 from icql.cli.main import main
 from icql.errors import UserError
 from icql.settings.change import override
-from icql.settings.grid import members_of, plain_grid, read_grid
+from icql.settings.grid import check_names, members_of, plain_grid, read_grid
 from icql.training.vary import check_grid
 
 GRID = {"beta": [1, 10], "expectile": [0.5, 0.9]}
@@ -135,7 +135,10 @@ def shapes(*leading: int) -> Transition:
     ("grid", "message"),
     [
         ({"beta": [1.0, 3.0], "discount": [0.9]}, None),
-        ({"context.k": [3.0]}, "context.k: does not vary within one program"),
+        (
+            {"context.k": [3.0]},
+            "context.k: is no real number, and only those vary within one program",
+        ),
         ({"policy.dropout": [0.1]}, r"policy.dropout: does not vary .*vary some of: .*\bbeta\b"),
         ({"data.reward_scale": [1.0, 2.0]}, "data.reward_scale: does not vary"),
         ({"betta": [1.0]}, "no setting 'betta'. Did you mean 'beta'"),
@@ -145,11 +148,16 @@ def shapes(*leading: int) -> Transition:
 def test_what_cannot_vary_is_refused(grid: dict[str, Any], message: str | None) -> None:
     settings = override(resolve_preset("iql", "quick", None).settings, {"hidden": [4]})
     iql = make_algorithm("iql", override(settings, {"batch_size": BATCH}), Spec(OBS, ACT, 10))
-    if message is None:
+
+    def check() -> None:
+        check_names(grid, iql.settings)
         check_grid(iql, grid, Batch(shapes(BATCH)))
+
+    if message is None:
+        check()
         return
     with pytest.raises(UserError, match=message):
-        check_grid(iql, grid, Batch(shapes(BATCH)))
+        check()
 
 
 def test_a_local_critic_keeps_its_discount() -> None:

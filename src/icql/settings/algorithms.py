@@ -20,6 +20,7 @@ from icql.settings.fields import (
     Widths,
 )
 from icql.settings.shared import (
+    GLOBAL,
     ActorSettings,
     AlgorithmSettings,
     CriticKind,
@@ -230,6 +231,12 @@ class FQLSettings(FlowSettings):
     """Divide the policy's Q by its mean size (official normalize_q_loss; advised for new tasks)."""
     context: ContextSettings = field(default_factory=ContextSettings)
     local: LocalSettings = field(default_factory=LocalSettings)
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """A global critic retrieves nothing."""
+        found = super().unused
+        return found if self.critic == "local" else found | GLOBAL
 
 
 @dataclass(frozen=True)

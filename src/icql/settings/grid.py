@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from icql.errors import UserError
+from icql.errors import UserError, nearest
+from icql.settings.change import leaves, override
 
 Grid = Mapping[str, Sequence[float]]  # values by the dotted name of a setting
 
@@ -38,6 +39,24 @@ def combinations(grid: Grid) -> list[dict[str, float]]:
 def members_of(seeds: Sequence[int], grid: Grid) -> tuple[Member, ...]:
     """Every combination with every seed, the seeds of a combination side by side."""
     return tuple(Member(seed, settings) for settings in combinations(grid) for seed in seeds)
+
+
+def check_names(grid: Grid, settings: Any) -> None:
+    """Refuse a grid over a setting that there is not, and values that it may not have."""
+    known = dict(leaves(settings))
+    for name in grid:
+        if name not in known:
+            raise UserError(
+                f"there is no setting {name!r}.", where="--grid", fix=nearest(name, list(known))
+            )
+        if not isinstance(known[name], float):
+            raise UserError(
+                "is no real number, and only those vary within one program.",
+                where=f"--grid {name}",
+                fix="Train a run for each value.",
+            )
+    for combination in combinations(grid):
+        override(settings, combination)
 
 
 def read_grid(options: Sequence[str]) -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -15,6 +16,7 @@ ModuleName = Literal["linear", "mlp", "softmax", "ridge"]
 Initial = Literal["zero", "learned"]
 CStart = Literal["identity", "xavier"]
 Normalise = Literal["none", "unit", "layer"]
+GLOBAL = dict.fromkeys(("local.", "context."), "the critic is global (--critic local)")
 Form = Literal["auto", "reduced", "dual", "fused"]
 
 
@@ -26,6 +28,13 @@ class AlgorithmSettings(Settings):
     """Transitions per gradient step."""
     data: DataSettings = field(default_factory=DataSettings)
     draw: DrawSettings = field(default_factory=DrawSettings)
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """Settings, or sections, that nothing reads as the others stand, and why."""
+        names = (f.name for f in dataclasses.fields(self.draw) if f.name != "by")
+        alike = self.draw.by == "uniform"
+        return {f"draw.{name}": "draw.by is uniform" for name in names} if alike else {}
 
     @property
     def policy_rows(self) -> bool:
@@ -158,6 +167,12 @@ class CriticSettings(ActorSettings):
     """Hidden layers of the critics."""
     context: ContextSettings = field(default_factory=ContextSettings)
     local: LocalSettings = field(default_factory=LocalSettings)
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """A global critic retrieves nothing."""
+        found = super().unused
+        return found if self.critic == "local" else found | GLOBAL
 
 
 @dataclass(frozen=True)

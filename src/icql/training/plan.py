@@ -145,6 +145,17 @@ class Plan:
             **dict(leaves(self.settings)),
         }
 
+    def without_effect(self) -> dict[str, str]:
+        """Settings that differ from their preset's though nothing reads them, and why."""
+        start = resolve_preset(self.algo, self.preset, self.task).settings
+        changed = differences(dict(leaves(start)), dict(leaves(self.settings)))
+        return {
+            name: why
+            for name in changed
+            for unused, why in self.settings.unused.items()
+            if name == unused or (unused.endswith(".") and name.startswith(unused))
+        }
+
     def default_out(self) -> Path:
         """Return a new folder under `runs/`, named after the run and the time."""
         stem = Path(self.dataset).stem.replace("/", "-").replace(":", "-")

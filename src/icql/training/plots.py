@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,16 @@ def draw_run(folder: RunFolder, data: Transitions, neighbours: Neighbours | None
         panels["q_by_layer"] = lambda ax: _layers(ax, looks[-1])
     panels["state_map"] = lambda ax: _state_map(ax, data)
     overview = list(panels.values())
-    panels["losses"] = lambda ax: _curves(ax, train, "loss", lambda name: name.endswith("_loss"))
-    if "q" in train[0]:
-        names = ("q", "v", "advantage", "td_error")
-        panels["values"] = lambda ax: _curves(ax, train, "value", lambda name: name in names)
     if neighbours is not None:
         panels["neighbour_distance"] = lambda ax: _distances(ax, neighbours)
     drawn = [_draw(folder, name, [panel]) for name, panel in panels.items()]
+    losses = [name for name in train[0] if name.endswith("_loss")]
+    values = [name for name in ("q", "v", "advantage", "td_error") if name in train[0]]
+    drawn += [
+        _draw(folder, name, [partial(_curve, train=train, name=curve) for curve in curves])
+        for name, curves in (("losses", losses), ("values", values))
+        if curves
+    ]
     return [*drawn, _draw(folder, "overview", overview)]
 
 
@@ -70,16 +74,12 @@ def _score(ax: Any, looks: list[dict[str, Any]], result: dict[str, Any]) -> None
     ax.legend(frameon=False)
 
 
-def _curves(
-    ax: Any, train: list[dict[str, Any]], title: str, wanted: Callable[[str], bool]
-) -> None:
+def _curve(ax: Any, train: list[dict[str, Any]], name: str) -> None:
+    """One metric on axes of its own: curves of different size would hide each other."""
     steps = [row["step"] for row in train]
-    for name in filter(wanted, train[0]):
-        means = [np.mean(row[name]) for row in train]
-        ax.plot(steps, means, lw=1.4, label=name.removesuffix("_loss"))
+    ax.plot(steps, [np.mean(row[name]) for row in train], color=BLUE, lw=1.4)
     ax.set_xlabel("updates")
-    ax.set_title(f"{title}, mean over seeds", loc="left")
-    ax.legend(frameon=False, fontsize=8)
+    ax.set_title(f"{name.replace('_', ' ')}, mean over seeds", loc="left")
 
 
 def _layers(ax: Any, look: dict[str, Any]) -> None:

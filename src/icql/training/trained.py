@@ -113,6 +113,13 @@ class TrainedPolicy:
                 f"must have shape ({expected},) or (B, {expected}), not {batch.shape}.",
                 where="observations",
             )
+        if not np.isfinite(batch).all():
+            row, column = np.argwhere(~np.isfinite(np.atleast_2d(batch)))[0]
+            raise UserError(
+                f"column {column} of row {row} is {np.atleast_2d(batch)[row, column]}.",
+                where="observations",
+                fix="Fill or drop what was not measured before asking the policy.",
+            )
         i = _index(self.members, which)
         actions = act_all(_at(self.policies, slice(i, i + 1)), jnp.atleast_2d(batch)[None])
         return np.asarray(actions[0]).reshape(*batch.shape[:-1], -1)

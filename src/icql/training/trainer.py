@@ -24,6 +24,7 @@ from icql.files import default_cache_dir, write_json
 from icql.graph.logged import Comparison, compare_rows
 from icql.progress import Display, Work
 from icql.retrieval import Neighbours, build_neighbours
+from icql.settings.grid import check_names
 from icql.settings.shared import ActorSettings, AlgorithmSettings
 from icql.training.choose import choose
 from icql.training.desk import Bystander, Desk, Prepared, check_finite
@@ -111,6 +112,9 @@ def prepare(
 ) -> tuple[Prepared, Any]:
     """Check that everything fits together; returns that and the states before the first update."""
     members, task = plan.members, None if plan.task is None else get_task(plan.task)
+    check_names(plan.grid, plan.settings)
+    for name, why in plan.without_effect().items():
+        display.say(f"warning: --{name.replace('_', '-')} has no effect: {why}")
     mesh = make_mesh(devices, len(members))
     normaliser = fit_normaliser(data, plan.settings.data)
     rewards = reward_range(data, normaliser)

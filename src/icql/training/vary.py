@@ -19,9 +19,9 @@ import numpy as np
 from jaxtyping import Array
 
 from icql.algos.base import Algorithm, Batch
-from icql.errors import UserError, nearest
-from icql.settings.change import leaves, override, unchecked
-from icql.settings.grid import Grid, Member, combinations
+from icql.errors import UserError
+from icql.settings.change import leaves, unchecked
+from icql.settings.grid import Grid, Member
 
 
 def vary(algorithm: Algorithm[Any], values: Mapping[str, Any]) -> Algorithm[Any]:
@@ -33,26 +33,19 @@ def vary(algorithm: Algorithm[Any], values: Mapping[str, Any]) -> Algorithm[Any]
 
 
 def check_grid(algorithm: Algorithm[Any], grid: Grid, batch: Batch) -> None:
-    """Refuse values that a setting may not have, and settings that cannot vary in one program.
+    """Refuse settings that cannot vary in one program; names and values were checked before.
 
     `batch` is what an update gets; shapes are enough.
     """
-    values_of = dict(leaves(algorithm.settings))
-    numbers = [name for name, value in values_of.items() if isinstance(value, float)]
+    numbers = [n for n, value in leaves(algorithm.settings) if isinstance(value, float)]
     for name in grid:
-        if name not in values_of:
-            raise UserError(
-                f"there is no setting {name!r}.", where="--grid", fix=nearest(name, list(values_of))
-            )
-        if name not in numbers or not _varies(algorithm, name, batch):
+        if not _varies(algorithm, name, batch):
             able = [other for other in numbers if _varies(algorithm, other, batch)]
             raise UserError(
                 "does not vary within one program: it decides shapes, branches, data or nothing.",
                 where=f"--grid {name}",
                 fix=f"Train a run for each value, or vary some of: {', '.join(able)}.",
             )
-    for settings in combinations(grid):
-        override(algorithm.settings, settings)  # every combination is checked as a run's would be
 
 
 def _varies(algorithm: Algorithm[Any], name: str, batch: Batch) -> bool:

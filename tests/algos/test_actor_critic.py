@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +19,16 @@ from icql.errors import UserError
 from icql.settings.algorithms import IQLSettings
 from icql.settings.change import override
 from icql.settings.contexts import DataSettings
-from icql.training.device import Normaliser, fit_normaliser, reward_range, to_device
+from icql.training.device import (
+    DeviceData,
+    Normaliser,
+    fit_normaliser,
+    reward_range,
+    to_device,
+)
+from icql.training.draws import alias_of
+from icql.training.stream import rows_per_update
+from icql.training.trainer import uniform_rows
 
 OBS, ACT, ROWS = 3, 2, 8
 BOUNDED = [
@@ -173,3 +183,86 @@ def test_settings_that_need_each_other_are_changed_together():
     changes = {"local.spectral_bound": 1.0, "local.module": "linear"}
     mlp = override(IQLSettings(), {"local.module": "mlp"})
     assert override(mlp, changes).local.spectral_bound == 1
+
+
+# --- Rows of the policy's own, drawn by weight ------------------------------------------------
+
+DELAYED = ("td3bc", "rebrac", "dmg")
+BY_RANK = {"draw.by": "rank", "draw.rows": "policy"}
+
+
+def delayed(name: str, **changes):
+    small = {"hidden": (8,), "policy.hidden": (8,), "batch_size": ROWS, "policy_delay": 2}
+    settings = override(resolve_preset(name, "paper", None).settings, {**small, **changes})
+    return make_algorithm(name, settings, Spec(OBS, ACT, 100))
+
+
+def differ(one, other):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return any(not np.array_equal(x, y) for x, y in pairs)
+
+
+@pytest.mark.parametrize("name", DELAYED)
+def test_critics_see_rows_drawn_alike_and_the_policy_those_drawn_by_weight(name):
+    """Of 50 rows, told apart by their reward, only the last has any weight."""
+    algorithm = delayed(name, **BY_RANK)
+    assert (algorithm.needs.batches, algorithm.needs.uniform) == (3, 2)
+    assert uniform_rows(algorithm) == 2 * ROWS
+    assert rows_per_update(algorithm) == 3 * ROWS
+    rows = np.zeros((50, 2 * (OBS + ACT + 1)), np.float32)
+    rows[:, OBS + ACT] = np.arange(50)
+    weights = np.zeros(50)
+    weights[-1] = 1
+    alias = alias_of(weights, uniform_rows(algorithm))
+    data = DeviceData(jnp.asarray(rows), (), OBS, ACT, 50, alias=alias)
+    drawn = data.sample(jax.random.key(0), rows_per_update(algorithm))
+    critics, policy = algorithm.split(drawn)
+    assert critics.query.r.shape == (2, ROWS)
+    assert len(np.unique(critics.query.r)) > ROWS
+    np.testing.assert_array_equal(policy.query.r, np.full(ROWS, 49.0))
+
+    for changes in ({}, {"draw.by": "rank"}, {"draw.rows": "policy"}):
+        usual = delayed(name, **changes)
+        assert (usual.needs.batches, usual.needs.uniform, uniform_rows(usual)) == (2, 0, 0)
+        critics, policy = usual.split(data.sample(jax.random.key(0), 2 * ROWS))
+        np.testing.assert_array_equal(policy.query.r, critics.query.r[-1])
+
+
+@pytest.mark.parametrize("name", DELAYED)
+def test_rows_of_the_policy_reach_it_alone(name):
+    algorithm = delayed(name, **BY_RANK)
+    update = eqx.filter_jit(algorithm.update)
+    state, key, given = algorithm.init(jax.random.key(1)), jax.random.key(2), batch(1.0, 3 * ROWS)
+
+    def changed(start, stop):
+        """The same rows but for some, whose actions and rewards are others."""
+        there = (jnp.arange(3 * ROWS) >= start) & (jnp.arange(3 * ROWS) < stop)
+        query = given.query
+        query = eqx.tree_at(lambda t: t.r, query, jnp.where(there, -query.r, query.r))
+        query = eqx.tree_at(lambda t: t.a, query, jnp.where(there[:, None], -query.a, query.a))
+        return update(state, Batch(query), key)[0]
+
+    plain = update(state, given, key)[0]
+    own = changed(2 * ROWS, 3 * ROWS)
+    assert not differ((own.q, own.q_target), (plain.q, plain.q_target))
+    assert differ(own.pi.model, plain.pi.model)
+    if name == "dmg":
+        assert not differ(own.v, plain.v)
+    for start in (0, ROWS):  # each critic step has a batch of its own
+        assert differ(changed(start, start + ROWS).q, plain.q)
+
+
+@pytest.mark.parametrize("name", ["cql", "fql", "qc", "iql", "icql", "bc", "icql-graph", "dt"])
+def test_where_the_policy_has_no_rows_of_its_own_that_is_refused(name):
+    settings = override(resolve_preset(name, "quick", None).settings, BY_RANK)
+    algorithm = make_algorithm(name, settings, Spec(OBS, ACT, 100))
+    with pytest.raises(UserError, match=r"draw\.rows policy: .*policy's alone.*draw\.rows all"):
+        uniform_rows(algorithm)
+
+
+def test_what_learns_by_rank_draws_by_rank():
+    settings = resolve_preset("icql-rank", "paper", None).settings
+    assert settings.policy_rows
+    assert (settings.draw.by, settings.draw.trace) == ("rank", 1.0)
+    algorithm = make_algorithm("icql-rank", settings, Spec(OBS, ACT, 100))
+    assert uniform_rows(algorithm) == settings.batch_size * settings.policy_delay

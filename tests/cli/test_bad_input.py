@@ -13,7 +13,13 @@ from icql.cli import main
 ROWS, LENGTH = 200, 50
 
 
-def write(path: Path, *, order: np.ndarray | None = None, actions: np.ndarray | None = None) -> str:
+def write(
+    path: Path,
+    *,
+    order: np.ndarray | None = None,
+    actions: np.ndarray | None = None,
+    length: int = LENGTH,
+) -> str:
     """A log of four episodes with its next observations, its rows in any order."""
     rng = np.random.default_rng(0)
     observations = rng.normal(size=(ROWS, 3)).astype(np.float32)
@@ -22,7 +28,7 @@ def write(path: Path, *, order: np.ndarray | None = None, actions: np.ndarray | 
         "actions": rng.uniform(-0.9, 0.9, (ROWS, 2)) if actions is None else actions,
         "rewards": rng.normal(size=ROWS).astype(np.float32),
         "terminals": np.zeros(ROWS, bool),
-        "timeouts": np.arange(ROWS) % LENGTH == LENGTH - 1,
+        "timeouts": np.arange(ROWS) % length == length - 1,
         "next_observations": np.roll(observations, -1, axis=0),
     }
     with h5py.File(path, "w") as file:
@@ -89,7 +95,8 @@ def test_sequences_longer_than_any_episode(capsys, tmp_path, algo, option):
 
 def test_more_context_than_data(capsys, tmp_path):
     data = write(tmp_path / "log.hdf5")
-    err = refused(capsys, tmp_path / "run", "--dataset", data, "--context.k", "999")
+    options = ("--algo", "icql", "--dataset", data, "--context.k", "999")
+    err = refused(capsys, tmp_path / "run", *options)
     assert "context.k" in err
     assert "999" in err
 
@@ -117,3 +124,34 @@ def test_settings_out_of_range(capsys, tmp_path, algo, option, value, words):
     data = write(tmp_path / "log.hdf5")
     err = refused(capsys, tmp_path / "run", "--algo", algo, "--dataset", data, option, value)
     assert words in err
+
+
+@pytest.mark.parametrize("algo", ["cql", "fql", "qc", "iql", "bc", "icql-graph"])
+def test_rows_of_a_policy_that_has_none_of_its_own(capsys, tmp_path, algo):
+    data = write(tmp_path / "log.hdf5")
+    options = ("--algo", algo, "--dataset", data, "--draw.by", "rank", "--draw.rows", "policy")
+    err = refused(capsys, tmp_path / "run", *options)
+    assert "draw.rows policy: this algorithm has no rows that are its policy's alone" in err
+    assert "comparing" not in err  # refused before the search
+
+
+def test_nothing_to_compare_with(capsys, tmp_path):
+    data = write(tmp_path / "log.hdf5", length=ROWS)
+    options = ("--algo", "bc", "--dataset", data, "--draw.by", "rank")
+    err = refused(capsys, tmp_path / "run", *options)
+    assert "draw.by: rows are compared with those of other episodes, and there is a single" in err
+
+
+@pytest.mark.parametrize("algo", ["dt", "radt"])
+def test_a_preset_that_an_algorithm_does_not_have(capsys, tmp_path, algo):
+    data = write(tmp_path / "log.hdf5")
+    options = ("--algo", algo, "--dataset", data, "--preset", "robust")
+    err = refused(capsys, tmp_path / "run", *options)
+    assert f"--preset robust: gives methods the same policy network, and {algo} has one" in err
+
+
+def test_a_task_whose_noise_is_of_other_observations(capsys, tmp_path):
+    data = write(tmp_path / "log.hdf5")
+    options = ("--algo", "bc", "--dataset", data, "--task", "kitchen-partial-v0")
+    err = refused(capsys, tmp_path / "run", *options, "--policy.noise", "1")
+    assert "knows the noise of 60 observations, the data has 3" in err

@@ -87,6 +87,11 @@ def test_algos_lists_settings_and_sources(capsys):
     assert paper["settings"]["local"]["layers"] == 20
     assert paper["run"]["steps"] == 1_000_000
     assert all(preset["sources"] for a in listed.values() for preset in a["presets"].values())
+    presets = {name: set(entry["presets"]) for name, entry in listed.items()}
+    assert {name for name, has in presets.items() if "robust" not in has} == {"dt", "radt", "sac"}
+    assert all({"quick", "paper"} <= has for has in presets.values())
+    robust = listed["icql"]["presets"]["robust"]["settings"]["policy"]
+    assert (robust["hidden"], robust["noise"]) == ([512, 512], 1.0)
 
 
 @pytest.mark.parametrize(

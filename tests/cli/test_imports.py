@@ -24,6 +24,8 @@ sys.stderr.write(" ".join(name for name in %r if name in sys.modules))
     [
         "--help",
         "train --help",
+        "train --preset robust --help",
+        "train --algo icql-graph --task kitchen-partial-v0 --help",
         "train --algo dt --grid learning-rate=1e-4 --help",
         "evaluate --help",
         "algos",

@@ -22,6 +22,7 @@ from icql import plugins
 from icql.data import DataInfo, Transitions, get_task, list_tasks, register_task, tasks
 from icql.data.tasks import GROUP, find_task
 from icql.errors import UserError
+from icql.evaluation.environments import make_env
 from pendulum import make_data
 
 
@@ -88,6 +89,37 @@ def test_register_task(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_task_from_a_file_name(name: str, task: str | None) -> None:
     found = find_task(name)
     assert (found and found.name) == task
+
+
+# --- What the kitchen adds to what it shows ---------------------------------------------------
+
+
+def test_noise_of_the_kitchen() -> None:
+    """Joints of the robot, and what gymnasium-robotics shakes as much; then objects; no goal."""
+    noise = np.asarray(get_task("kitchen-mixed-v0").noise)
+    assert noise.shape == (60,)
+    coarse = [*range(10), 21, 22, 23, 27, 28, 29]
+    fine = [10, 11, 18, 19, 20, 24, 25, 26]
+    assert_array_equal(np.flatnonzero(noise == 0.01), coarse)
+    assert_array_equal(np.flatnonzero(noise == 0.0005), fine)
+    assert_array_equal(np.flatnonzero(noise == 0.00005), range(12, 18))
+    assert (noise[30:] == 0).all()
+    assert {name for name in list_tasks() if get_task(name).noise} == {
+        name for name in list_tasks() if name.startswith("kitchen")
+    }
+
+
+def test_noise_of_the_kitchen_is_what_the_simulator_shows() -> None:
+    pytest.importorskip("gymnasium_robotics")
+    task = get_task("kitchen-complete-v0")
+    env = make_env(task)
+    shown = np.stack([env.reset(seed=seed)[0] for seed in range(60)]).astype(np.float64)
+    env.close()
+    half = (shown.max(0) - shown.min(0)) / 2
+    noise = np.asarray(task.noise)
+    # of 60 uniform numbers the range is nearly the whole; observations are float32
+    assert (half <= 1.01 * noise + 2e-7).all()
+    assert (half >= 0.8 * noise - 2e-7).all()
 
 
 # --- Tasks of installed packages ------------------------------------------------------------

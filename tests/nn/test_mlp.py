@@ -1,7 +1,8 @@
-"""Pieces of networks: initialisation, normalisation, dropout."""
+"""Pieces of networks: initialisation, normalisation, noise, dropout."""
 
 from __future__ import annotations
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,3 +65,33 @@ def test_mlp_without_a_key_is_deterministic():
     x = jnp.ones((5, 3))
     np.testing.assert_array_equal(net(x), net(x))
     assert not np.allclose(net(x), net(x, key=jax.random.key(1)))
+
+
+def test_noise_is_uniform_as_wide_as_each_input_says_and_only_in_training():
+    widths = (0.5, 0.0, 2.0)
+    net = MLP(3, (), 3, key=jax.random.key(0), noise=widths)
+    net = eqx.tree_at(lambda net: net.layers[0].weight, net, jnp.eye(3))
+    x = jnp.broadcast_to(jnp.array([1.0, -2.0, 3.0]), (4000, 3))
+    np.testing.assert_array_equal(net(x), x)
+    noise = np.asarray(net(x, key=jax.random.key(1)) - x, np.float64)
+    assert (noise[:, 1] == 0).all()
+    for column, width in ((0, 0.5), (2, 2.0)):
+        found = np.sort(noise[:, column])
+        # the largest distance from a uniform distribution function (Kolmogorov, p = 1e-4)
+        expected = (found / width + 1) / 2
+        steps = np.arange(1, 4001) / 4000
+        assert np.abs(steps - expected).max() < 2.3 / np.sqrt(4000)
+        assert np.abs(found).max() <= width
+    assert abs(np.corrcoef(noise[:, 0], noise[:, 2])[0, 1]) < 0.06  # each input has its own
+    assert (np.diff(noise[:, 0]) != 0).mean() > 0.99  # and so has each row
+    other = np.asarray(net(x, key=jax.random.key(2)) - x)
+    assert not np.allclose(noise, other)
+
+
+def test_noise_leaves_dropout_as_it_is():
+    plain, shaken = (
+        MLP(3, (16, 16), 2, key=jax.random.key(0), dropout=0.5, noise=noise)
+        for noise in ((), (0.0, 0.0, 0.0))
+    )
+    x, key = jax.random.normal(jax.random.key(1), (9, 3)), jax.random.key(2)
+    np.testing.assert_array_equal(plain(x, key=key), shaken(x, key=key))

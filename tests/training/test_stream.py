@@ -24,6 +24,7 @@ from icql.retrieval import Neighbours, build_neighbours
 from icql.settings.change import override
 from icql.settings.contexts import DataSettings
 from icql.training.device import DeviceData, Normaliser, find_episodes, fit_normaliser
+from icql.training.draws import alias_of
 from icql.training.loop import Loop
 from icql.training.stream import Streamed, feed
 from icql.weights import tree_hash
@@ -38,6 +39,7 @@ TINY = {
     },
     "iql": {"hidden": [16, 16], "policy.hidden": [16, 16]},
     "dt": {"length": 5, "layers": 1, "width": 8, "heads": 2},
+    "bc": {"policy.hidden": [16, 16]},
 }
 
 
@@ -68,14 +70,21 @@ def prepared(name: str, data: Transitions) -> tuple[Any, Normaliser, Neighbours 
     return algorithm, fit_normaliser(data, settings.data), neighbours
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_streamed_updates_are_those_of_resident_data_to_the_bit(name: str, store: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "weighted"),
+    [("icql", False), ("iql", False), ("dt", False), ("bc", True)],
+    ids=["icql", "iql", "dt", "bc by weight"],
+)
+def test_streamed_updates_are_those_of_resident_data_to_the_bit(
+    name: str, weighted: bool, store: Path
+) -> None:
     data = open_store(store)
     algorithm, normaliser, neighbours = prepared(name, data)
-    budget = {"icql": 300_000, "iql": 100_000, "dt": 200_000}[name]
+    budget = {"icql": 300_000, "iql": 100_000, "dt": 200_000, "bc": 100_000}[name]
+    alias = alias_of(np.float64(np.arange(len(data)) % 10 == 7), 5) if weighted else None
 
     def trained(memory: int | None) -> tuple[Any, Any, str]:
-        fed = feed(algorithm, data, normaliser, neighbours, seeds=2, memory=memory)
+        fed = feed(algorithm, data, normaliser, neighbours, alias=alias, seeds=2, memory=memory)
         loop = Loop(algorithm, fed, (3, 4))
         states = loop.init()
         states, _ = loop.advance(states, 0, 7)  # ends inside a part of the streamed data
@@ -104,7 +113,7 @@ def test_a_run_from_a_store_is_the_run_from_its_log(store: Path, tmp_path: Path)
             task="pendulum-test",
             steps=60,
             out=tmp_path / f"{dataset.suffix}{memory}",
-            settings={"batch_size": 16, "hidden": [16, 16]},
+            settings={"batch_size": 16, "policy.hidden": [16, 16], "draw.by": "rank"},
             run={"episodes": 0, "evaluate_every": 30},
             memory=memory,
             quiet=True,
@@ -113,6 +122,8 @@ def test_a_run_from_a_store_is_the_run_from_its_log(store: Path, tmp_path: Path)
     plain, streamed = run(store.with_suffix(".npz"), None), run(store, "100kB")
     assert streamed["data_hash"] == plain["data_hash"]
     assert streamed["parameter_hash"] == plain["parameter_hash"]
+    assert streamed["draw"] == plain["draw"]
+    assert 0 < plain["draw"]["effective_share"] < 1
     assert (tmp_path / ".icql100kB" / "plots" / "overview.png").is_file()
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,13 +19,19 @@ import icql
 import pendulum
 from icql.algos.base import Spec
 from icql.algos.iql import IQL
+from icql.data.tasks import get_task
+from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval.retriever import Nearest
-from icql.settings.algorithms import IQLSettings
+from icql.settings.algorithms import BCSettings, DTSettings, IQLSettings
+from icql.settings.change import override
+from icql.settings.contexts import DataSettings
 from icql.settings.grid import Member
 from icql.training.desk import Watch
+from icql.training.device import fit_normaliser
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
+from icql.training.trainer import observation_noise
 
 TINY = {
     "batch_size": 32,
@@ -35,19 +42,8 @@ TINY = {
     "local.features": 16,
 }
 OPTIONS = [
-    *(
-        "--batch-size",
-        "32",
-        "--hidden",
-        "32",
-        "32",
-        "--policy.hidden",
-        "32",
-        "32",
-        "--context.k",
-        "5",
-    ),
-    *("--local.layers", "4", "--local.features", "16", "--log-every", "50"),
+    *("--batch-size", "32", "--hidden", "32", "32", "--policy.hidden", "32", "32"),
+    *("--context.k", "5", "--local.layers", "4", "--local.features", "16", "--log-every", "50"),
 ]
 
 
@@ -60,6 +56,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
     return icql.train(
+        "icql",
         task="pendulum-test",
         dataset=str(data),
         steps=1500,
@@ -73,6 +70,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 def test_training_beats_the_untrained_policy(trained, data, tmp_path):
     untrained = icql.train(
+        "icql",
         task="pendulum-test",
         dataset=str(data),
         steps=1,
@@ -184,7 +182,18 @@ def test_killed_run_resumes_to_the_same_bits(data, tmp_path):
 
     def start(out: Path, *more: str) -> subprocess.Popen[str]:
         options = ["--steps", "600", "--episodes", "0", "--checkpoint-every", "100", *OPTIONS]
-        arguments = ["train", "--dataset", str(data), "--out", str(out), "--json", *options, *more]
+        arguments = [
+            "train",
+            "--algo",
+            "icql",
+            "--dataset",
+            str(data),
+            "--out",
+            str(out),
+            "--json",
+            *options,
+            *more,
+        ]
         return run_cli(*arguments, cache=tmp_path / "cache")
 
     beside = start(tmp_path / "whole")
@@ -253,6 +262,7 @@ def test_resume_refuses_other_data_and_other_settings(trained, data, tmp_path):
 def test_divergence_is_named(data, tmp_path):
     with pytest.raises(icql.UserError, match="diverged"):
         icql.train(
+            "icql",
             dataset=str(data),
             steps=60,
             out=tmp_path / "run",
@@ -293,7 +303,7 @@ def test_a_run_that_does_not_fit_is_refused(data, tmp_path, monkeypatch):
 
 def test_a_critic_beyond_all_that_rewards_allow_is_said_so(data, tmp_path, capsys):
     kwargs = {"algo": "iql", "dataset": str(data), "steps": 20, "seeds": 2}
-    small = {"batch_size": 16, "hidden": [16, 16]}
+    small = {"batch_size": 16, "hidden": [16, 16], "policy.hidden": [16, 16]}
     fine = icql.train(**kwargs, run={"episodes": 0}, settings=small, out=tmp_path / "fine")
     assert fine["warnings"] == []
     assert "run away" not in capsys.readouterr().err
@@ -327,3 +337,66 @@ def test_the_largest_value_is_the_largest_reward_forever():
     assert watch.first({"q": [1.0, 1.0]}) is None
     assert watch.first({"q": [30.0, 1.0]}) is not None
     assert watch.first({"q": [30.0, 1.0]}) is None
+
+
+# --- Noise on observations, in the units that the policy sees ---------------------------------
+
+
+def kitchen(observations: int = 60) -> Mock:
+    states = np.random.default_rng(0).normal(size=(50, observations)).astype(np.float32)
+    states *= np.linspace(0.5, 4, observations, dtype=np.float32)
+    return Mock(spec=Transitions, states=states, observation_dim=observations, rewards=states[:, 0])
+
+
+def noise_of(data, task, normalise=True, **policy):
+    settings = override(BCSettings(), {f"policy.{name}": value for name, value in policy.items()})
+    normaliser = fit_normaliser(data, DataSettings(normalise_states=normalise))
+    return observation_noise(settings, task, data, normaliser)
+
+
+def test_noise_that_the_task_knows_is_scaled_as_states_are():
+    data, task = kitchen(), get_task("kitchen-partial-v0")
+    known = np.asarray(task.noise)
+    spread = data.states.astype(np.float64).std(0)
+    np.testing.assert_allclose(noise_of(data, task, noise=2.0), 2 * known / spread, rtol=1e-5)
+    np.testing.assert_allclose(noise_of(data, task, False, noise=2.0), 2 * known, rtol=1e-6)
+    # a task that knows its own noise has no use for a share of the spread
+    assert noise_of(data, task, relative_noise=0.1) == ()
+    assert noise_of(data, task) == ()
+
+
+@pytest.mark.parametrize("task", [None, "hopper-mini"])
+def test_elsewhere_noise_is_a_share_of_each_columns_spread(task):
+    data, named = kitchen(11), task and get_task(task)
+    spread = data.states.astype(np.float64).std(0)
+    np.testing.assert_allclose(noise_of(data, named, relative_noise=0.1), 0.1, rtol=1e-5)
+    found = noise_of(data, named, False, relative_noise=0.1)
+    np.testing.assert_allclose(found, 0.1 * spread, rtol=1e-5)
+    assert noise_of(data, named, noise=1.0) == ()
+
+
+def test_an_algorithm_without_such_a_policy_has_no_noise():
+    data = kitchen()
+    normaliser = fit_normaliser(data, DataSettings())
+    assert observation_noise(DTSettings(), get_task("kitchen-partial-v0"), data, normaliser) == ()
+
+
+def test_noise_of_other_observations_is_refused():
+    with pytest.raises(UserError, match=r"policy\.noise, task kitchen.*60 observations.*has 11"):
+        noise_of(kitchen(11), get_task("kitchen-partial-v0"), noise=1.0)
+    assert noise_of(kitchen(11), get_task("kitchen-partial-v0")) == ()
+
+
+def test_noise_of_a_run_reaches_its_updates(data, tmp_path):
+    def train(noise):
+        return icql.train(
+            "bc",
+            dataset=str(data),
+            steps=2,
+            out=tmp_path / str(noise),
+            settings={"policy.hidden": [8], "batch_size": 8, "policy.relative_noise": noise},
+            run={"episodes": 0},
+            quiet=True,
+        )["parameter_hash"]
+
+    assert train(0.0) != train(0.5)

@@ -92,7 +92,8 @@ def compare_rows(
     r = np.asarray(data.rewards, np.float64)
     mask = np.asarray(data.mask, np.float64) if settings.ends else np.ones(len(data))
     # values are relative to the range of rewards: a graph in float32 knows them well enough
-    unit = float(np.ptp(r)) or 1.0
+    unit = float(np.ptp(r)) or float(np.abs(r).max()) or 1.0
+    known = TOLERANCE / (1 - settings.discount)
     scaled: Any = jnp.asarray(r / unit, jnp.float32)
     q = solve(
         scaled,
@@ -101,7 +102,7 @@ def compare_rows(
         discount=settings.discount,
         expectile=settings.expectile,
         weights=w_there,
-        tolerance=TOLERANCE / (1 - settings.discount),
+        tolerance=known,
         progress=lambda label, share: told(label, 0.9 + 0.1 * share),
     )
     v, v_next = (
@@ -111,10 +112,9 @@ def compare_rows(
     returns = lambda_returns(
         r, mask, v_next, last, discount=settings.discount, trace=settings.trace
     )
-    # what differs by less than the solver knows does not differ
-    known = unit * TOLERANCE / (1 - settings.discount)
-    returns, v = (known * np.round(values / known) for values in (returns, v))
-    weights = row_weights(returns, v, near.state, settings)
+    # where rewards are constant and nothing ends, what differs is rounding
+    alike = max(np.ptp(returns), np.ptp(v)) <= known * unit
+    weights = np.ones(len(r)) if alike else row_weights(returns, v, near.state, settings)
     return Comparison(np.asarray(q, np.float64) * unit, v, returns, weights, k)
 
 

@@ -27,16 +27,19 @@ def alias_of(weights: NDArray[np.floating], uniform: int = 0) -> Alias:
     """
     share = np.asarray(weights, np.float64)
     share = share / share.mean()
-    light, heavy = np.flatnonzero(share < 1), np.flatnonzero(share >= 1)
+    full = share >= min(1.0, share.max())  # of equal weights rounding may leave none at 1
+    light, heavy = np.flatnonzero(~full), np.flatnonzero(full)
     gaps, surplus = np.cumsum(1 - share[light]), np.cumsum(share[heavy] - 1)
     keep, other = np.ones(len(share)), np.arange(len(share))
     last = len(heavy) - 1
     begins = np.append(0.0, gaps)[:-1]
     keep[light] = share[light]
     other[light] = heavy[np.minimum(np.searchsorted(surplus, begins, side="right"), last)]
-    # the first light row whose gap goes beyond what a heavy row and those before it can give
+    # the first light row whose gap goes beyond what a heavy row and those before it can give: it
+    # takes from the heavy row what that lacks, unless it begins where the heavy row is used up
     beyond = np.searchsorted(gaps, surplus, side="right")
-    spent = (beyond < len(light)) & (np.arange(len(heavy)) < last)  # the last has only rounding
+    spent = np.searchsorted(begins, surplus) > beyond
+    spent &= np.arange(len(heavy)) < last  # the last has only rounding
     keep[heavy[spent]] = 1 + surplus[spent] - gaps[beyond[spent]]
     other[heavy[:-1]] = heavy[1:]
     return Alias(jnp.asarray(keep, jnp.float32), jnp.asarray(other, jnp.int32), uniform)

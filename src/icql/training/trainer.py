@@ -127,6 +127,7 @@ def prepare(
         observation_noise(plan.settings, task, data, normaliser),
     )
     algorithm = make_algorithm(plan.algo, plan.settings, spec)
+    uniform = uniform_rows(algorithm)
     neighbours = find_contexts(algorithm, data, display, memory)
     comparison = compare(plan.settings, data, display, memory)
     fed = feed(
@@ -134,7 +135,7 @@ def prepare(
         data,
         normaliser,
         neighbours,
-        alias=None if comparison is None else alias_of(comparison.weights, uniform_rows(algorithm)),
+        alias=None if comparison is None else alias_of(comparison.weights, uniform),
         seeds=len(members),
         memory=memory,
     )
@@ -214,7 +215,11 @@ def _tell(work: Work, label: str, share: float) -> None:
 def observation_noise(
     settings: AlgorithmSettings, task: Task | None, data: Transitions, normaliser: Normaliser
 ) -> tuple[float, ...]:
-    """Half the width of the noise on each normalised state in training; () for none."""
+    """Half the width of the noise on each normalised state in training; () for none.
+
+    Raises:
+        UserError: the task knows the noise of other observations than the data's.
+    """
     if not isinstance(settings, ActorSettings):
         return ()
     policy = settings.policy
@@ -222,7 +227,15 @@ def observation_noise(
         widths = policy.noise * np.asarray(task.noise)
     else:
         widths = policy.relative_noise * moments(data.states)[1]
-    return tuple((widths / normaliser.std).tolist()) if widths.any() else ()
+    if not widths.any():
+        return ()
+    if len(widths) != data.observation_dim:
+        raise UserError(
+            f"knows the noise of {len(widths)} observations, the data has {data.observation_dim}.",
+            where=f"policy.noise, task {task.name if task else None}",
+            fix="Name the task the data was logged in, or --policy.noise 0.",
+        )
+    return tuple((widths / normaliser.std).tolist())
 
 
 def open_environments(task: Task, data: Transitions) -> EnvPool:

@@ -288,7 +288,7 @@ def write_fitted(path: Path, fitted: Fitted) -> None:
 def read_fitted(path: Path) -> Fitted:
     """What `write_fitted` has kept; a UserError where it is absent or damaged."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"cannot be read ({error}).", where=str(path)) from None

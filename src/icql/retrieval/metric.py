@@ -185,8 +185,8 @@ def spaced(rows: int, most: int) -> Ids:
     """About `most` rows, or all where there are fewer: one at random in each of equal parts."""
     if rows <= (most := max(most, 4096)):
         return np.arange(rows)
-    within = np.random.default_rng(0).random(most)  # equal steps could follow the episodes
-    return ((np.arange(most) + within) * (rows / most)).astype(np.int64)
+    edges = np.arange(most + 1) * rows // most
+    return np.random.default_rng(0).integers(edges[:-1], edges[1:])  # steps could meet episodes'
 
 
 def divided(rows: Points, scale: Rows) -> Rows:
@@ -212,8 +212,9 @@ def distances(states: Points, queries: Points, ids: Ids, space: Space) -> Rows:
     """
     away, width = np.empty(ids.shape), space.embed_states(states[:1]).shape[1]
     size = max(1, PASS // (ids.shape[1] * width))
-    for start in range(0, len(ids), 16 * size):  # so many share what is embedded
-        part = slice(start, start + 16 * size)
+    shared = size * min(16, width)  # queries that share what is embedded
+    for start in range(0, len(ids), shared):
+        part = slice(start, start + shared)
         rows, places = np.unique(np.maximum(ids[part], 0), return_inverse=True)
         places = places.reshape(ids[part].shape)
         near, asked = space.embed_states(states[rows]), space.embed_queries(queries[part])

@@ -221,9 +221,9 @@ def plan_work(retriever: Retriever, known: int, memory: int | None) -> Schedule:
         return Schedule(rows, known, rows, BLOCK, room)
     wanted = min(retriever.first_asked, rows)
     one = retriever.space.embed_states(retriever.states[:1])
-    copied = one.nbytes if one.base is None else 0  # of a row that is not searched as it is
-    searched = 8 * one.shape[1] + 80 + copied
-    found = 16 * columns + 80 + 128 * wanted + 4 * copied
+    copied = one.base is None  # a row that is not searched as it is
+    searched = 8 * one.shape[1] + 80 + copied * one.nbytes
+    found = 8 * columns + (2 + 2 * copied) * one.nbytes + 80 + 128 * wanted
     part = (memory - FIXED) // 4
     chunk, block = 2 * part // searched, part // found // LEAST * LEAST
     if chunk < LEAST or block < LEAST:

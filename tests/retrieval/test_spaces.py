@@ -127,6 +127,12 @@ def test_numbers_at_the_end_of_floats() -> None:
         ids, away = icql.retrieve(states, states, k, space="standardised")
         assert np.isfinite(away).all()
         assert ids[:, 0].tolist() == [0, 1, 2, 3]
+    tiny = np.arange(20.0)[:, None] * 1e-200
+    tiny[7] = 1e140  # 10³⁴⁰ spreads away
+    ids, away = icql.retrieve(tiny, tiny, 3, space="standardised")
+    assert np.isfinite(away).all()
+    assert ids[[0, 7], 0].tolist() == [0, 7]
+    assert ids[0].tolist() == [0, 1, 2]
 
 
 def test_a_part_of_long_data_tells_its_spreads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,6 +453,10 @@ def test_a_row_has_the_same_features_alone_and_among_others(columns: int) -> Non
     for rows in (slice(0, 1), slice(7, 9), slice(100, 837), slice(1499, 1500)):
         np.testing.assert_array_equal(features_of(fitted, states[rows]), together[rows])
     np.testing.assert_array_equal(features_of(fitted, states[::-1])[::-1], together)
+    hidden = learned_module._last_hidden(fitted, states)  # before float32 hides what differs
+    for rows in (slice(0, 1), slice(7, 9), slice(100, 837), slice(1499, 1500)):
+        alone = learned_module._last_hidden(fitted, states[rows])
+        np.testing.assert_array_equal(alone, hidden[rows])
     x = np.clip((states - fitted["centre"]) / fitted["scale"], -16, 16)
     for w, b in (("w1", "b1"), ("w2", "b2")):
         z = x @ fitted[w] + fitted[b]

@@ -309,7 +309,7 @@ def load(rows=None):
         path.stem: np.load(path, mmap_mode="r", allow_pickle=False)[:rows]
         for path in folder.glob("*.npy")
     })
-settings = ContextSettings(k=5, engine=sys.argv[3])
+settings = ContextSettings(k=5, engine=sys.argv[3], space=sys.argv[4])
 build_neighbours(load(5000), settings, cache_dir=folder / "warm")  # imports, threads, first memory
 before = most = anonymous()
 done = False
@@ -328,10 +328,12 @@ json.dump([most - before, str(found.report)], sys.stdout)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("engine", ["exact", "approximate"])
-def test_mapped_data_larger_than_the_budget(engine: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("engine", "space"), [("exact", "raw"), ("approximate", "raw"), ("exact", "standardised")]
+)
+def test_mapped_data_larger_than_the_budget(engine: Any, space: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    rows, memory = 20_000, 9_000_000
+    rows, memory = (20_000, 9_000_000) if space == "raw" else (34_000, 16_000_000)
     surface = np.sin(rng.uniform(0, 3, size=(rows + 1, 2)) @ rng.normal(size=(2, 128)))
     path = surface.astype(np.float32)
     none = np.zeros((rows, 1), np.float32)
@@ -351,7 +353,7 @@ def test_mapped_data_larger_than_the_budget(engine: Any, tmp_path: Path) -> None
             np.save(tmp_path / field.name, getattr(data, field.name), allow_pickle=False)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     child = subprocess.run(
-        [sys.executable, "-c", MAPPED, str(tmp_path), str(memory), engine],
+        [sys.executable, "-c", MAPPED, str(tmp_path), str(memory), engine, space],
         env=environment,
         capture_output=True,
         text=True,
@@ -359,7 +361,7 @@ def test_mapped_data_larger_than_the_budget(engine: Any, tmp_path: Path) -> None
     )
     taken, _ = json.loads(child.stdout)
     assert taken <= memory
-    settings = ContextSettings(k=5, engine=engine)
+    settings = ContextSettings(k=5, engine=engine, space=space)
     whole = build_neighbours(data, settings)
     got = build_neighbours(data, settings, cache_dir=tmp_path / "cache")
     assert got.report.cached

@@ -31,9 +31,9 @@ from icql.data.formats.minari_source import PREFIX, fetch_minari
 from icql.data.tasks import get_task, list_tasks
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.files import atomic, read_json, write_json
+from icql.files import atomic, default_cache_dir, read_json, write_json
 from icql.progress import Display
-from icql.settings.contexts import KS, QUERIES, Level
+from icql.settings.contexts import KS, QUERIES, Level, SpaceName
 
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 
@@ -198,6 +198,9 @@ class Coverage(DatasetOptions):
     """How many states are looked at; their neighbours are sought in all of the data."""
     seed: int = 0
     """Seed of that sample."""
+    space: SpaceName = "raw"
+    """What distances are measured on, as --context.space of training: the columns as they are, each
+    divided by its own spread (standardised), or learned features."""
     out: Folder = None
     """Write picture and numbers into this folder."""
 
@@ -212,6 +215,8 @@ class Coverage(DatasetOptions):
                 self.k,
                 queries=self.queries,
                 seed=self.seed,
+                space=self.space,
+                cache_dir=default_cache_dir(),
                 progress=lambda label, done: work.update(int(100 * done), label),
             )
         result = found.as_json()

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.graph.value_iteration import values_at
-from icql.retrieval import ContextSettings, Retriever
+from icql.retrieval import ContextSettings, Retriever, default_cache_dir, find_space
 from icql.settings.draw import DrawSettings
 
 Doubles = NDArray[np.float64]
@@ -82,5 +82,7 @@ class GraphCritic:
         """What finds the rows; the data is indexed once, when first asked."""
         longest = int(np.unique(self.data.episode, return_counts=True)[1].max())
         k = min(self.settings.neighbours, len(self.data) - longest)
-        context = ContextSettings(k=k, exclude="episode", metric=self.settings.metric)
-        return Retriever(self.data.states, None, context, episode=self.data.episode)
+        metric, space = self.settings.metric, self.settings.space
+        context = ContextSettings(k=k, exclude="episode", metric=metric, space=space)
+        found = find_space(self.data, context, cache_dir=default_cache_dir())
+        return Retriever(self.data.states, None, context, episode=self.data.episode, space=found)

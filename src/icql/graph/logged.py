@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from icql.data.arrays import blocks
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.graph.comparison import effective_share, lambda_returns, row_weights
@@ -21,7 +22,9 @@ from icql.retrieval import (
     Retriever,
     build_neighbours,
     distances_of,
+    find_space,
 )
+from icql.settings.contexts import SpaceName
 from icql.settings.draw import DrawSettings
 
 Doubles = NDArray[np.float64]
@@ -73,7 +76,7 @@ def compare_rows(
             where="draw.by",
             fix="Log more episodes, or take --draw.by uniform.",
         )
-    context = ContextSettings(k=k, exclude="episode", metric=settings.metric)
+    context = ContextSettings(k=k, exclude="episode", metric=settings.metric, space=settings.space)
     told = progress or _silent
     near = build_neighbours(
         data,
@@ -118,11 +121,20 @@ def compare_rows(
     return Comparison(np.asarray(q, np.float64) * unit, v, returns, weights, k)
 
 
-def action_spread(data: Transitions, rows: int = 1000, k: int = 16, seed: int = 0) -> float:
+def action_spread(
+    data: Transitions,
+    rows: int = 1000,
+    k: int = 16,
+    seed: int = 0,
+    *,
+    space: SpaceName = "raw",
+    cache_dir: Path | None = None,
+) -> float:
     """How much actions differ where states are alike: 0 they do not, 1 as much as anywhere.
 
     The mean squared distance of actions taken in nearest states of other episodes, over that of any
-    two rows; of some rows, drawn by `seed`. 1 where there is nothing to compare.
+    two rows; of some rows, drawn by `seed`. 1 where there is nothing to compare. `space` is what
+    decides which states are nearest; a learned one is kept in `cache_dir`.
     """
     longest = int(np.unique(data.episode, return_counts=True)[1].max(initial=0))
     k = min(k, len(data) - longest)
@@ -132,8 +144,9 @@ def action_spread(data: Transitions, rows: int = 1000, k: int = 16, seed: int = 
         return 1.0
     drawn = np.random.default_rng(seed).choice(len(data), min(rows, len(data)), replace=False)
     drawn.sort()
-    context = ContextSettings(k=k, exclude="episode", engine="exact")
-    retriever = Retriever(data.states, None, context, episode=data.episode)
+    context = ContextSettings(k=k, exclude="episode", engine="exact", space=space)
+    found = find_space(data, context, cache_dir=cache_dir)
+    retriever = Retriever(data.states, None, context, episode=data.episode, space=found)
     near, _ = retriever(data.states[drawn], rows=drawn)
     apart = np.square(actions[near] - actions[drawn, None]).sum(-1).mean()
     return float(apart) / overall
@@ -154,13 +167,26 @@ def _ends_of_runs(data: Transitions) -> NDArray[np.bool_]:
 def _kernels(
     data: Transitions, near: Neighbours, context: ContextSettings, s: DrawSettings, valued: int
 ) -> tuple[Any, Any]:
-    """exp(−kernel · d² / mean d²) of the rows around s and s', 1 for the own; None: all alike."""
+    """The kernel's weights of the rows around s and s', 1 for the own; None: all alike."""
     if not s.kernel:
         return None, None
-    found = []
-    for away in distances_of(data, near, context):
-        squares = np.square(away[:, :valued])
-        typical = np.maximum(squares.mean(1, keepdims=True), np.finfo(np.float32).tiny)
-        ones = np.ones((len(data), 1), np.float32)
-        found.append(jnp.asarray(np.concatenate([ones, np.exp(-s.kernel * squares / typical)], 1)))
-    return found[0], found[1]
+    first = replace(near, state=near.state[:, :valued], next_state=near.next_state[:, :valued])
+    here, there = (kernel_weights(away, s.kernel) for away in distances_of(data, first, context))
+    return jnp.asarray(here), jnp.asarray(there)
+
+
+def kernel_weights(away: NDArray[np.float32], kernel: float) -> NDArray[np.float32]:
+    """1, then exp(−kernel · d² / mean d²) of a row's distances (N, k): (N, 1 + k).
+
+    The mean is over those that are there: a hole, infinitely far, weighs 0 and moves no other. Rows
+    whose neighbours are all at the same place weigh them alike.
+    """
+    weights = np.ones((len(away), 1 + away.shape[1]), np.float32)
+    for block in blocks(*away.shape):
+        squares = np.square(away[block], dtype=np.float64)
+        there = np.isfinite(squares)
+        total = np.where(there, squares, 0).sum(1, keepdims=True)
+        typical = total / np.maximum(there.sum(1, keepdims=True), 1)
+        scaled = np.divide(squares, typical, out=np.zeros_like(squares), where=typical > 0)
+        weights[block, 1:] = np.where(there, np.exp(-kernel * scaled), 0)
+    return weights

@@ -5,7 +5,8 @@ Metric × strategy × k; exact or approximate search; tables for s and s', cache
 
 from icql.files import default_cache_dir
 from icql.retrieval.cache import Neighbours, SearchReport
-from icql.retrieval.neighbours import build_neighbours, distances_of
+from icql.retrieval.metric import Space
+from icql.retrieval.neighbours import build_neighbours, distances_of, find_space
 from icql.retrieval.retriever import Retriever, retrieve
 from icql.settings.contexts import ContextSettings
 
@@ -14,8 +15,10 @@ __all__ = [
     "Neighbours",
     "Retriever",
     "SearchReport",
+    "Space",
     "build_neighbours",
     "default_cache_dir",
     "distances_of",
+    "find_space",
     "retrieve",
 ]

@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.files import atomic, file_hash, write_json
 from icql.retrieval.approximate import Calibration
-from icql.retrieval.metric import Ids, Rows
+from icql.retrieval.metric import Fitted, Ids, Rows, Space
 from icql.settings.contexts import ContextSettings
 
 FORMAT = 3  # raise it when the same data and settings would give other tables or files
@@ -52,6 +53,7 @@ class SearchReport:
     mean_distance: tuple[float, ...] = ()  # of the 1st … k-th context state from s
     next_mean_distance: tuple[float, ...] = ()  # the same from s'
     cached: bool = False
+    space: str = "raw"  # what distances are measured on
 
     def __str__(self) -> str:
         recall = f"recall {self.recall:.4f} against {self.sample} exact queries"
@@ -60,25 +62,28 @@ class SearchReport:
             "approximate": f"approximate ({self.probes} cells), {recall}",
         }.get(self.engine, self.engine)
         cost = "from the cache" if self.cached else f"{self.seconds:.1f} s"
-        return f"{how}, {self.queries:,} queries in {self.states:,} states, {cost}"
+        where = "" if self.space == "raw" else f", {self.space} space"
+        return f"{how}, {self.queries:,} queries in {self.states:,} states{where}, {cost}"
 
 
 @dataclass(frozen=True)
 class Neighbours:
     """Rows of the context Ω_s of each transition's s, and of the context Ω_s' of its s'.
 
-    From the cache they are read-only mapped files. `key` is a hash of the data and the settings.
+    From the cache they are read-only mapped files. `key` is a hash of the data and the settings,
+    `space` where their distances are measured.
     """
 
     state: RowIds  # (N, k), nearest first
     next_state: RowIds  # (N, k), nearest first
     report: SearchReport
     key: str = ""
+    space: Space | None = None
 
 
 @dataclass(frozen=True)
 class Identity:
-    """All that tables depend on: the settings, the kind of the data, and a hash of its rows."""
+    """All that tables depend on: settings, space, the kind of the data, and a hash of its rows."""
 
     head: dict[str, Any]
     rows: int
@@ -92,19 +97,27 @@ class Identity:
 
 
 def identify(
-    transitions: Transitions, settings: ContextSettings, engine: str, counts: Sequence[int]
+    transitions: Transitions,
+    settings: ContextSettings,
+    engine: str,
+    counts: Sequence[int],
+    space: Space,
 ) -> list[Identity]:
     """What the tables of the first n rows depend on, for each n in `counts`.
 
-    Exact tables are the same whichever engine finds them.
+    Exact tables are the same whichever engine finds them. More rows have another space, unless it
+    is that of the columns as they are: tables of the first rows are then other tables.
     """
     arrays: list[NDArray[Any]] = [transitions.states, transitions.next_states, transitions.rewards]
     if settings.exclude == "episode":
         arrays.append(transitions.episode)
     kind = "approximate" if engine == "approximate" else "exact"
+    named = asdict(settings) | {"engine": kind, "space": f"{settings.space} {space.digest}"}
+    if settings.space == "raw":
+        del named["space"]  # it was the only one once
     head = {
         "format": FORMAT,
-        "settings": asdict(settings) | {"engine": kind},
+        "settings": named,
         "arrays": [[array.dtype.str, *array.shape[1:]] for array in arrays],
     }
     digests = {count: hashlib.sha256() for count in counts}
@@ -138,11 +151,15 @@ def load(cache_dir: Path, key: str) -> Neighbours | None:
 
 
 def earlier(
-    cache_dir: Path, transitions: Transitions, settings: ContextSettings, engine: str
+    cache_dir: Path,
+    transitions: Transitions,
+    settings: ContextSettings,
+    engine: str,
+    space: Space,
 ) -> Neighbours | None:
     """The stored tables of the most rows that this dataset begins with, if there are any."""
     rows: set[int] = set()
-    [like] = identify(transitions, settings, engine, [0])
+    [like] = identify(transitions, settings, engine, [0], space)
     for path in _entry(cache_dir, "").glob("[!.]*/meta.json"):
         try:
             meta = json.loads(path.read_text())
@@ -150,7 +167,7 @@ def earlier(
                 rows.add(meta["rows"])
         except (OSError, ValueError, KeyError, TypeError):
             continue  # not an entry; `load` deals with damage where it matters
-    for identity in reversed(identify(transitions, settings, engine, sorted(rows))):
+    for identity in reversed(identify(transitions, settings, engine, sorted(rows), space)):
         if (found := load(cache_dir, identity.key)) is not None:
             return found
     return None
@@ -259,6 +276,22 @@ class Draft:
             for rest in self._entry.parent.glob(f".part-{identity.key}-*"):
                 shutil.rmtree(rest, ignore_errors=True)
             return Neighbours(*_mapped(self._entry), report, identity.key)
+
+
+def write_fitted(path: Path, fitted: Fitted) -> None:
+    """Keep what a space takes from the data as one NPZ file, whole or not at all."""
+    arrays: dict[str, Any] = dict(fitted)
+    with _usable(path), atomic(path) as temporary:
+        np.savez(temporary, **arrays)
+
+
+def read_fitted(path: Path) -> Fitted:
+    """What `write_fitted` has kept; a UserError where it is absent or damaged."""
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"cannot be read ({error}).", where=str(path)) from None
 
 
 def _entry(cache_dir: Path, key: str) -> Path:

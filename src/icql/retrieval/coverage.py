@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -26,8 +27,10 @@ from numpy.typing import NDArray
 from icql.data.pictures import BLUE, GREY, ORANGE, figure, state_map
 from icql.data.transitions import Transitions
 from icql.errors import UserError
+from icql.retrieval.metric import Points, Space, pieces
+from icql.retrieval.neighbours import find_space
 from icql.retrieval.retriever import Retriever, silent
-from icql.settings.contexts import KS, QUERIES, ContextSettings, Exclude
+from icql.settings.contexts import KS, QUERIES, ContextSettings, Exclude, SpaceName
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -58,6 +61,7 @@ class Coverage:
     own: Array  # (Q, K) share of the k nearest that is of the state's own episode
     plane: Array  # (Q, 2) the state map
     region: Rows  # (Q,) 0 … SIDE² − 1
+    space: SpaceName = "raw"  # what distances are measured on
 
     @property
     def isolated(self) -> NDArray[np.bool_]:
@@ -148,6 +152,7 @@ class Coverage:
             "transitions": self.transitions,
             "episodes": self.episodes,
             "queries": len(self.own),
+            "space": self.space,
             "level": self.level,
             "verdict": self.verdict(),
             "verdict_k": self.ks[self.headline],
@@ -166,12 +171,15 @@ def coverage(
     *,
     queries: int = QUERIES,
     seed: int = 0,
+    space: SpaceName = "raw",
+    cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> Coverage:
     """Measure how far the k nearest states are (Euclidean, as retrieval sees them).
 
     `ks` are context sizes; `queries` states are sampled by `seed`, and their neighbours are sought
-    in all of the data; `progress` is told a label and the share done.
+    in all of the data; `space` is what all distances are measured on (a learned one is kept in
+    `cache_dir`); `progress` is told a label and the share done.
 
     Raises:
         UserError: if a k is not positive or exceeds the other states, or the sample is empty.
@@ -188,7 +196,9 @@ def coverage(
     generator = np.random.default_rng(seed)
     rows = np.sort(generator.choice(len(data), min(queries, len(data)), replace=False))
     pairs = data.states[generator.integers(len(data), size=(2, PAIRS))]
-    moved = _apart(data.next_states, data.states)
+    settings = ContextSettings(k=ks[-1], engine="exact", space=space)
+    measured = find_space(data, settings, cache_dir=cache_dir, progress=progress)
+    moved = _apart(measured, data.next_states, data.states)
     plane = state_map(data.states)[rows]
     return Coverage(
         data.info.name,
@@ -196,20 +206,27 @@ def coverage(
         len(np.unique(data.episode)),
         ks,
         float(np.median(moved[moved > 0])) if (moved > 0).any() else 0.0,
-        float(np.median(_apart(pairs[0], pairs[1]))),
-        *_neighbours(data, rows, ks, progress),
+        float(np.median(_apart(measured, pairs[0], pairs[1]))),
+        *_neighbours(data, rows, ks, settings, measured, progress),
         plane,
         _equal_regions(plane),
+        space,
     )
 
 
 def _neighbours(
-    data: Transitions, rows: Rows, ks: tuple[int, ...], progress: Progress | None
+    data: Transitions,
+    rows: Rows,
+    ks: tuple[int, ...],
+    settings: ContextSettings,
+    space: Space,
+    progress: Progress | None,
 ) -> tuple[Array, Array, Array]:
     """`distance`, `held_out` and `own` of a `Coverage`."""
     columns, queries = np.asarray(ks) - 1, data.states[rows]
-    settings = ContextSettings(k=ks[-1], engine="exact")
-    retriever = Retriever(data.states, None, settings, episode=data.episode, expected=queries)
+    retriever = Retriever(
+        data.states, None, settings, episode=data.episode, expected=queries, space=space
+    )
 
     def nearest(rule: Exclude) -> tuple[Rows, Array]:
         left_out = retriever.left_out(queries, rows, rule=rule)
@@ -221,8 +238,12 @@ def _neighbours(
     return away[:, columns], nearest("episode")[1][:, columns], own
 
 
-def _apart(a: NDArray[np.float32], b: NDArray[np.float32]) -> Array:
-    distance: Array = np.linalg.norm(np.subtract(a, b, dtype=np.float64), axis=1)
+def _apart(space: Space, a: Points, b: Points) -> Array:
+    """The distance of each row of `a` from that of `b`."""
+    distance = np.empty(len(a))
+    for piece in pieces(a):
+        ends = space.embed_states(a[piece]), space.embed_states(b[piece])
+        distance[piece] = np.linalg.norm(np.subtract(*ends, dtype=np.float64), axis=1)
     return distance
 
 

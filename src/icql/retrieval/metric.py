@@ -1,36 +1,59 @@
 """Metrics: each embeds states in a space where it is a function of the Euclidean distance.
 
+Before that the columns may be divided by their own spread, or replaced by learned features. What a
+space takes from the data for that belongs to it: queries are embedded by the data's numbers.
+
 One number decides every ranking: the float64 sum of squared coordinate differences of two embedded
 rows. It depends on these two rows alone, so equal rows tie exactly, and each is searched only once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from icql.data.arrays import moments
 from icql.errors import UserError
 
 Points = NDArray[np.floating[Any]]  # rows as they are given: float32 or float64, maybe mapped
 Rows = NDArray[np.float64]
 Ids = NDArray[np.int64]
+Fitted = Mapping[str, NDArray[Any]]  # what a space takes from the data, by name
 
 PASS = 2**16  # numbers looked at in one go where whole arrays are passed through
+SAMPLE = 2**20  # numbers at most that quartiles are taken of
+TO_SIGMA = 1.349  # a normal distribution's quartiles are so many σ apart
+ROUNDING = 2.0**-22  # of a number's size: what float32 loses, and not a movement
 LARGEST = np.float64(1e150)  # beyond, a squared distance may not be a finite float64
 ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class Space:
-    """A metric: how database and query rows are embedded, and its distance from |x - y|²."""
+    """A metric: how database and query rows are embedded, and its distance from |x - y|².
+
+    A row's embedding depends, to the bit, on that row and on `fitted` alone.
+    """
 
     embed_states: Callable[[Points], Points]
     embed_queries: Callable[[Points], Points]
     distance: Callable[[Rows], Rows]
+    fitted: Fitted = field(default_factory=dict)  # empty: the columns as they are
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of what was fitted."""
+        digest = hashlib.sha256()
+        for name, array in sorted(self.fitted.items()):
+            digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     def extent(self, queries: Points, states: Points) -> tuple[Rows, Rows]:
         """The least and the largest value of both, embedded, in every column."""
@@ -108,6 +131,72 @@ SPACES: dict[str, Space] = {
 }
 
 
+def fit_space(metric: str, kind: str, states: Points) -> Space:
+    """The space of a metric on the states' columns as they are, or on standardised ones."""
+    if kind == "learned":
+        raise UserError(
+            "features are learned from whole transitions, not from states alone.",
+            where="context.space",
+            fix="Give the space: icql.retrieval.find_space(transitions, settings).",
+        )
+    return fitted_space(metric, {"scale": spreads(states)} if kind == "standardised" else {})
+
+
+def fitted_space(metric: str, fitted: Fitted) -> Space:
+    """The space of a metric on what was fitted: nothing, columns' spreads, or a network."""
+    base = SPACES[metric]
+    if not fitted:
+        return base
+    if set(fitted) == {"scale"}:
+        features: Callable[[Points], Points] = partial(divided, scale=fitted["scale"])
+    else:
+        from icql.retrieval.learned import features_of  # JAX: only where it is needed
+
+        features = partial(features_of, fitted)
+    return Space(
+        lambda rows: base.embed_states(features(rows)),
+        lambda rows: base.embed_queries(features(rows)),
+        base.distance,
+        fitted,
+    )
+
+
+def spreads(rows: Points) -> Rows:
+    """The spread of each column (D,), by which distances in it are told from those in others.
+
+    (q75 - q25) / 1.349, a normal distribution's σ: outliers do not move it. Where that is 0, or no
+    more than rounding, as in columns that rarely move, the standard deviation; 1 in columns that
+    never do. Quartiles are those of at most `SAMPLE` numbers, evenly spread over the rows.
+    """
+    if not len(rows):
+        return np.ones(rows.shape[1])
+    sample = rows[spaced(len(rows), SAMPLE // rows.shape[1])]
+    found = np.array([np.quantile(c.astype(np.float64), (0.25, 0.5, 0.75)) for c in sample.T])
+    spread = (found[:, 2] - found[:, 0]) / TO_SIGMA
+    low, high = SPACES["l2"].extent(rows[:0], rows)
+    with np.errstate(over="ignore"):
+        deviation = moments(rows)[1]
+    moves = high - low > ROUNDING * np.maximum(np.abs(low), np.abs(high))
+    spread = np.where(spread > ROUNDING * np.abs(found[:, 1]), spread, deviation)
+    return np.where(moves & (spread > 0) & np.isfinite(spread), spread, 1.0)
+
+
+def spaced(rows: int, most: int) -> Ids:
+    """About `most` rows, or all where there are fewer: one at random in each of equal parts."""
+    if rows <= (most := max(most, 4096)):
+        return np.arange(rows)
+    edges = np.arange(most + 1) * rows // most
+    return np.random.default_rng(0).integers(edges[:-1], edges[1:])  # steps could meet episodes'
+
+
+def divided(rows: Points, scale: Rows) -> Rows:
+    """Rows (N, D) with every column divided by its scale, in float64."""
+    out = np.empty(rows.shape)
+    with np.errstate(over="ignore"):
+        np.divide(rows, scale, out=out)
+    return np.clip(out, -LARGEST, LARGEST, out=out)
+
+
 def squared_distances(states: Points, queries: Points, ids: Ids) -> Rows:
     """|x - y|² of each query (Q, D) and the states (N, D) in its row of `ids` (Q, m)."""
     difference = np.subtract(states[ids], queries[:, None, :], dtype=np.float64)
@@ -116,16 +205,23 @@ def squared_distances(states: Points, queries: Points, ids: Ids) -> Rows:
     return total
 
 
-def distances(states: Points, queries: Points, ids: Ids, metric: str) -> Rows:
-    """Distances (Q, m) of queries (Q, D), not yet embedded, from the states in `ids` (Q, m)."""
-    space, away = SPACES[metric], np.empty(ids.shape)
-    size = max(1, PASS // (ids.shape[1] * states.shape[1]))
-    for start in range(0, len(ids), size):
-        part = slice(start, start + size)
-        rows, places = np.unique(ids[part], return_inverse=True)
+def distances(states: Points, queries: Points, ids: Ids, space: Space) -> Rows:
+    """Distances (Q, m) of queries (Q, D), not yet embedded, from the states in `ids` (Q, m).
+
+    Infinite where an id is negative: a hole.
+    """
+    away, width = np.empty(ids.shape), space.embed_states(states[:1]).shape[1]
+    size = max(1, PASS // (ids.shape[1] * width))
+    shared = size * min(16, width)  # queries that share what is embedded
+    for start in range(0, len(ids), shared):
+        part = slice(start, start + shared)
+        rows, places = np.unique(np.maximum(ids[part], 0), return_inverse=True)
+        places = places.reshape(ids[part].shape)
         near, asked = space.embed_states(states[rows]), space.embed_queries(queries[part])
-        squared = squared_distances(near, asked, places.reshape(ids[part].shape))
-        away[part] = space.distance(squared)
+        for i in range(0, len(asked), size):
+            squared = squared_distances(near, asked[i : i + size], places[i : i + size])
+            away[start + i : start + i + size] = space.distance(squared)
+    away[ids < 0] = np.inf
     return away
 
 

@@ -5,11 +5,13 @@ Every block of rows is compared with every part of the dataset.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -17,13 +19,24 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from icql.data.arrays import blocks
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval import cache
 from icql.retrieval.approximate import Calibration
 from icql.retrieval.cache import Draft, Neighbours, SearchReport
 from icql.retrieval.index import ROOM, Progress
-from icql.retrieval.metric import Ids, Points, Rows, check_rows, distances, nearest_first
+from icql.retrieval.metric import (
+    Ids,
+    Points,
+    Rows,
+    Space,
+    check_rows,
+    distances,
+    fit_space,
+    fitted_space,
+    nearest_first,
+)
 from icql.retrieval.retriever import Nearest, Retriever, resolve_engine, sample_rows, silent
 from icql.settings.contexts import ContextSettings
 
@@ -32,6 +45,7 @@ FIXED = 16_000_000  # bytes of one block of faiss's matrix products
 WHOLE = 8  # times `ROOM`, to have room for the candidates of a block's queries
 LEAST = 512  # rows; every block is a multiple of it
 AHEAD = 3  # blocks that are worked on at once where there is an accelerator
+FITTING = 0.2  # share of the work that learning features is said to be
 T = TypeVar("T")
 
 
@@ -43,6 +57,7 @@ def build_neighbours(
     progress: Progress | None = None,
     memory: int | None = None,
     old: Neighbours | None = None,
+    space: Space | None = None,
 ) -> Neighbours:
     """Retrieve the contexts Ω_s and Ω_s' of every transition from the dataset itself.
 
@@ -61,53 +76,107 @@ def build_neighbours(
         old: tables of the first rows of `transitions` with the same settings, to be extended: the
             old rows are compared with the new ones, the new rows with all. Exact tables equal
             those built anew. Contexts by reward or at random can change altogether by new rows
-            and are built anew.
+            and are built anew; so are those in a space which the new rows have changed.
+        space: where distances are measured, such as that of earlier tables, which can then be
+            extended; None: what `settings.space` makes of this data (`find_space`).
 
     Raises:
         UserError: if the data, the settings or the cache cannot be used, `memory` is too small, or
             `old` are other tables.
     """
-    engine = resolve_engine(settings, len(transitions))
-    [identity] = cache.identify(transitions, settings, engine, [len(transitions)])
-    if old is not None:
-        _check_old(old, transitions, settings, engine)
+    engine, told = resolve_engine(settings, len(transitions)), progress or silent
+    fitting = FITTING if space is None and settings.space == "learned" else 0.0
+    if space is None:
+        space = find_space(
+            transitions,
+            settings,
+            cache_dir=cache_dir,
+            progress=lambda label, share: told(label, fitting * share),
+        )
+    [identity] = cache.identify(transitions, settings, engine, [len(transitions)], space)
+    if old is not None and not _fits(old, transitions, settings, engine, space):
+        old = None
     if cache_dir is not None and (found := cache.load(cache_dir, identity.key)) is not None:
-        return found
+        return replace(found, space=space)
     if memory is not None and cache_dir is None:
         raise UserError(
             "with a limit the tables must be files.", where="memory", fix="Give a cache folder."
         )
     source = f"{transitions.info.source or transitions.info.name}: "
     rewards, episode = transitions.rewards, transitions.episode
-    retriever = Retriever(transitions.states, rewards, settings, episode=episode, source=source)
+    retriever = Retriever(
+        transitions.states, rewards, settings, episode=episode, space=space, source=source
+    )
     check_rows(transitions.next_states, f"{source}next_states")
     if old is not None and len(old.state) == len(transitions):
         return old
     if settings.strategy != "similar":
         old = None
     elif old is None and cache_dir is not None and engine != "approximate":
-        old = cache.earlier(cache_dir, transitions, settings, engine)
+        old = cache.earlier(cache_dir, transitions, settings, engine, space)
     schedule = plan_work(retriever, 0 if old is None else len(old.state), memory)
     start = time.monotonic()
     try:
         draft = Draft(identity, (len(transitions), settings.k), cache_dir, repr(schedule))
-        _fill(draft, retriever, transitions, schedule, old, progress or silent)
-        return draft.publish(_report(draft, schedule, engine, time.monotonic() - start))
+        search = partial(_after, told, fitting)
+        _fill(draft, retriever, transitions, schedule, old, search)
+        report = _report(draft, schedule, engine, time.monotonic() - start)
+        return replace(draft.publish(replace(report, space=settings.space)), space=space)
     except UserError:
         # Another process may have finished the same tables and taken the draft with it.
         if cache_dir is not None and (found := cache.load(cache_dir, identity.key)) is not None:
-            return found
+            return replace(found, space=space)
         raise
+
+
+def find_space(
+    transitions: Transitions,
+    settings: ContextSettings,
+    *,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> Space:
+    """Where these settings measure distances in this data: `settings.space`, then the metric.
+
+    Learned features are kept in the cache, by the content of the data and the seed.
+    """
+    if settings.space == "raw":
+        return fit_space(settings.metric, "raw", transitions.states)
+    source = f"{transitions.info.source or transitions.info.name}: "
+    states = check_rows(transitions.states, f"{source}states")
+    if settings.space != "learned":
+        return fit_space(settings.metric, settings.space, states)
+    from icql.retrieval.learned import VERSION, learn  # JAX: only where it is needed
+
+    kept = None
+    if cache_dir is not None:
+        what = f"{VERSION} {settings.seed} {transitions.content_hash()}"
+        kept = cache_dir / "spaces" / f"{hashlib.sha256(what.encode()).hexdigest()}.npz"
+        if kept.exists():
+            with contextlib.suppress(UserError):  # damaged: learned again
+                return fitted_space(settings.metric, cache.read_fitted(kept))
+    given = states, transitions.actions, transitions.next_states
+    fitted = learn(*given, settings.seed, progress or silent)
+    if kept is not None:
+        cache.write_fitted(kept, fitted)
+    return fitted_space(settings.metric, fitted)
 
 
 def distances_of(
     transitions: Transitions, neighbours: Neighbours, settings: ContextSettings
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The distances (N, k) of the context states from each s, and from each s'."""
+    """The distances (N, k) of the context states from each s, and from each s'.
+
+    In the space of the tables; infinite where a table has a hole (-1).
+    """
+    space = neighbours.space or find_space(transitions, settings)
 
     def away(queries: Points, table: cache.RowIds) -> NDArray[np.float32]:
-        ids = table.astype(np.int64)
-        return distances(transitions.states, queries, ids, settings.metric).astype(np.float32)
+        out = np.empty(table.shape, np.float32)
+        for block in blocks(*table.shape):
+            ids = table[block].astype(np.int64)
+            out[block] = distances(transitions.states, queries[block], ids, space)
+        return out
 
     of_next = away(transitions.next_states, neighbours.next_state)
     return away(transitions.states, neighbours.state), of_next
@@ -151,10 +220,10 @@ def plan_work(retriever: Retriever, known: int, memory: int | None) -> Schedule:
         room = WHOLE * ROOM if engine == "accelerator" else ROOM
         return Schedule(rows, known, rows, BLOCK, room)
     wanted = min(retriever.first_asked, rows)
-    searched = 8 * columns + 80
-    if retriever.settings.metric == "cosine":
-        searched += 8 * (columns + 2)
-    found = 16 * columns + 80 + 128 * wanted
+    one = retriever.space.embed_states(retriever.states[:1])
+    copied = one.base is None  # a row that is not searched as it is
+    searched = 8 * one.shape[1] + 80 + copied * one.nbytes
+    found = 8 * columns + (2 + 2 * copied) * one.nbytes + 80 + 128 * wanted
     part = (memory - FIXED) // 4
     chunk, block = 2 * part // searched, part // found // LEAST * LEAST
     if chunk < LEAST or block < LEAST:
@@ -175,14 +244,29 @@ def _count(rows: slice) -> int:
     return int(rows.stop - rows.start)
 
 
-def _check_old(
-    old: Neighbours, transitions: Transitions, settings: ContextSettings, engine: str
-) -> None:
+def _after(progress: Progress, share: float, label: str, done: float) -> None:
+    """Progress of what follows after a share of the work."""
+    progress(label, share + (1 - share) * done)
+
+
+def _fits(
+    old: Neighbours,
+    transitions: Transitions,
+    settings: ContextSettings,
+    engine: str,
+    space: Space,
+) -> bool:
+    """Whether the tables are those of the first rows in this space; refused if they cannot be.
+
+    Tables in a fitted space that has changed cannot be told from those of other data.
+    """
     rows = len(old.state)
     if rows <= len(transitions):
-        [expected] = cache.identify(transitions, settings, engine, [rows])
+        [expected] = cache.identify(transitions, settings, engine, [rows], space)
         if expected.key == old.key:
-            return
+            return True
+        if space.fitted:
+            return False
     raise UserError(
         f"are not the tables of the first {rows:,} rows of this data with these settings.",
         where="old",
@@ -255,7 +339,7 @@ def _fill(
                 found = merged(before[1:], found)
             elif old is not None and block.stop <= schedule.known:
                 known = np.concatenate((old.state[block], old.next_state[block])).astype(np.int64)
-                away = distances(data.states, queries, known, retriever.settings.metric)
+                away = distances(data.states, queries, known, retriever.space)
                 found = merged((known, away), found)
             if search is not None and search.calibrations:
                 worst = min(search.calibrations.values(), key=lambda one: one.recall)

@@ -16,13 +16,15 @@ from icql.retrieval.approximate import Approximate, Calibration
 from icql.retrieval.exact import from_faiss, search_exact
 from icql.retrieval.index import ROOM, Cells, Index, Progress
 from icql.retrieval.metric import (
-    SPACES,
     Ids,
     Points,
     Rows,
+    Space,
     check_rows,
     distances,
     distinct,
+    fit_space,
+    fitted_space,
     nearest_first,
     numbers,
     row_finder,
@@ -35,7 +37,14 @@ from icql.retrieval.strategies import (
     nearest_left,
     random_rows,
 )
-from icql.settings.contexts import ContextSettings, Engine, Exclude, Metric, Strategy
+from icql.settings.contexts import (
+    ContextSettings,
+    Engine,
+    Exclude,
+    Metric,
+    SpaceName,
+    Strategy,
+)
 
 EXACT_UP_TO = 200_000  # rows; beyond, exact search without structure takes minutes on a CPU
 ACCELERATOR_FROM = 20_000  # rows; below, compiling takes longer than searching on the CPU
@@ -56,8 +65,11 @@ def retrieve(
     k: int,
     *,
     metric: Metric = "l2",
+    space: SpaceName = "raw",
     strategy: Strategy = "similar",
     rewards: ArrayLike | None = None,
+    actions: ArrayLike | None = None,
+    next_states: ArrayLike | None = None,
     seed: int = 0,
     exclude: ArrayLike | None = None,
     candidates: int = 60,
@@ -75,9 +87,13 @@ def retrieve(
         queries: (Q, D), the query states.
         k: how many rows per query.
         metric: "l2", the Euclidean distance, or "cosine", 1 - cos; a zero vector's cosine is 0.
+        space: what distances are measured on: "raw", the columns as they are; "standardised", each
+            divided by its spread in `states`; "learned", features of a network (its file says how).
         strategy: "similar", "random" (k distinct uniform rows, by seed and query) or "high_reward".
         rewards: (N,), needed by "high_reward".
-        seed: of the random strategy and the approximate engine.
+        actions: (N, A), needed by "learned", as are the next states.
+        next_states: (N, D), see `actions`.
+        seed: of the random strategy, the approximate engine and the learned space.
         exclude: rows to leave out, (Q,) or (Q, m); -1 stands for none.
         candidates: how many nearest rows "high_reward" chooses from (all, where there are fewer).
         engine: "exact", "accelerator" (exact too), "approximate" or "auto".
@@ -91,13 +107,22 @@ def retrieve(
         settings = ContextSettings(
             k=k,
             metric=metric,
+            space=space,
             strategy=strategy,
             candidates=candidates,
             engine=engine,
             recall_floor=recall_floor,
             seed=seed,
         )
-        retriever = Retriever(states, rewards, settings, expected=queries)
+        found = None
+        if space == "learned":
+            if actions is None or next_states is None:
+                raise UserError("'learned' needs actions and next_states.", where="space")
+            from icql.retrieval.learned import learn  # JAX: only where it is needed
+
+            learned = learn(states, actions, next_states, seed, progress or silent)
+            found = fitted_space(metric, learned)
+        retriever = Retriever(states, rewards, settings, expected=queries, space=found)
     except UserError as error:  # here the settings are arguments, without the prefix
         where = error.where.removeprefix("context.")
         raise UserError(error.what, where=where, fix=error.fix) from None
@@ -114,6 +139,8 @@ class Retriever:
         episode: (N,), needed where whole episodes are left out.
         expected: (M, D), the queries to come, about: approximate search measures its recall on
             some. None: the states.
+        space: where distances are measured (`find_space`). None: what `settings.space` makes of the
+            states; learned features need more than these.
         source: what messages put before the names of the arrays.
     """
 
@@ -125,6 +152,7 @@ class Retriever:
         *,
         episode: NDArray[np.integer] | None = None,
         expected: ArrayLike | None = None,
+        space: Space | None = None,
         source: str = "",
     ) -> None:
         self.states, self.settings = check_rows(states, f"{source}states"), settings
@@ -133,7 +161,8 @@ class Retriever:
         self._check_available()
         self.rewards = _check_rewards(rewards, rows) if by_reward else None
         self.keep = min(settings.candidates if by_reward else settings.k, rows)
-        self.engine, self.space = resolve_engine(settings, rows), SPACES[settings.metric]
+        self.engine = resolve_engine(settings, rows)
+        self.space = space or fit_space(settings.metric, settings.space, self.states)
         self._search: Nearest | None = None
 
     def __call__(
@@ -201,7 +230,7 @@ class Retriever:
             return np.empty((0, self.keep), np.int64), np.empty((0, self.keep))
         if self.engine == "random":
             ids = random_rows(queries, len(self.states), self.keep, self.settings.seed, left_out)
-            return nearest_first(ids, distances(self.states, queries, ids, self.settings.metric))
+            return nearest_first(ids, distances(self.states, queries, ids, self.space))
         search = search or self._whole(queries)
         return self._widening(search, self.space.embed_queries(queries), left_out, progress)
 

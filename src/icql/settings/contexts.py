@@ -9,6 +9,7 @@ from icql.errors import UserError
 from icql.settings.fields import Count, Settings, Share, Whole
 
 Metric = Literal["l2", "cosine"]
+SpaceName = Literal["raw", "standardised", "learned"]
 Strategy = Literal["similar", "random", "high_reward"]
 Exclude = Literal["none", "self", "episode"]
 Engine = Literal["auto", "exact", "accelerator", "approximate"]
@@ -44,6 +45,10 @@ class ContextSettings(Settings):
     """Transitions in one context."""
     metric: Metric = "l2"
     """Distance between states: Euclidean, or 1 - cosine similarity."""
+    space: SpaceName = "raw"
+    """What distances are measured on. raw: the columns as they are; standardised: each divided by
+    its own spread, where columns have units of their own; learned: features of a small network
+    trained to predict the logged action and the change of state, where columns do not matter."""
     strategy: Strategy = "similar"
     """similar: the k nearest states; random: k uniform transitions; high_reward: of the nearest
     `candidates` states, the k with the highest reward."""
@@ -59,7 +64,7 @@ class ContextSettings(Settings):
     recall_floor: Share = 0.999
     """Least recall that approximate search must show against an exact sample."""
     seed: Whole = 0
-    """Seed of the random strategy and of the approximate engine's clustering."""
+    """Seed of the random strategy, the approximate engine's clustering and the learned space."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from icql.settings.contexts import Metric
+from icql.settings.contexts import Metric, SpaceName
 from icql.settings.fields import AtLeastOne, BelowOne, Between, Count, NonNegative, Settings, Share
 
 DrawnRows = Literal["all", "policy"]
@@ -42,6 +42,9 @@ class DrawSettings(Settings):
     """Of these, the nearest that its value is taken over."""
     metric: Metric = "l2"
     """Distance between states: Euclidean, or 1 - cosine similarity."""
+    space: SpaceName = "raw"
+    """What distances are measured on, as context.space: columns as they are, each divided by its
+    own spread, or learned features."""
     kernel: NonNegative = 0.0
     """Weigh retrieved rows by exp(−kernel · d² / mean d²) of their distance; 0: all alike."""
     ends: bool = True

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from icql.data.transitions import Transitions
+from icql.files import default_cache_dir
 from icql.graph.logged import action_spread
 from icql.settings.change import differences, leaves, override
 from icql.training.plan import AUTO, Plan
@@ -21,7 +22,8 @@ LIMIT = 0.3  # between demonstrations and replays
 
 def choose(plan: Plan, data: Transitions) -> tuple[Plan, str]:
     """The plan for the algorithm that suits the data, and why; what was asked for is kept."""
-    spread = action_spread(data)
+    space = plan.settings.draw.space
+    spread = action_spread(data, space=space, cache_dir=default_cache_dir())
     algo = "icql-graph" if spread < LIMIT else "icql-rank"
     start = Plan.make(AUTO, task=plan.task, dataset=plan.dataset, preset=plan.preset)
     chosen = Plan.make(algo, task=plan.task, dataset=plan.dataset, preset=plan.preset)

@@ -1,6 +1,7 @@
 """A run folder: everything about one run, in files anyone can open.
 
 run.json               what was asked: algorithm, settings, data hash, seeds, versions
+space.npz              what distances of contexts are measured by, unless on raw columns
 metrics.jsonl          one JSON object per row: training metrics and evaluations
 tensorboard/           the same for TensorBoard
 checkpoints/           Orbax checkpoints of the full training state
@@ -35,6 +36,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest_path = path / "run.json"
+        self.space_path = path / "space.npz"
         self.metrics_path = path / "metrics.jsonl"
         self.policy_path = path / "policy.safetensors"
         self.critic_path = path / "critic.safetensors"

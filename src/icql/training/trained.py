@@ -19,10 +19,13 @@ from icql.algos.registry import make_algorithm
 from icql.data import Task, Transitions, get_task, load_dataset
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool, Progress, Rollouts, act_all, evaluate_policies
+from icql.files import default_cache_dir
 from icql.graph.critic import GraphCritic
 from icql.nn.critics import Critics
 from icql.nn.policies import Standardised
-from icql.retrieval import Retriever
+from icql.retrieval import Retriever, Space, find_space
+from icql.retrieval.cache import read_fitted
+from icql.retrieval.metric import fitted_space
 from icql.settings.contexts import ContextSettings
 from icql.settings.grid import Member, say_settings
 from icql.training.device import Normaliser, fit_normaliser, pack, unpack
@@ -76,12 +79,16 @@ def load_critic(
             raise UserError("does not hold a value for every row.", where=str(folder.graph_path))
         return GraphCritic(q, data, plan.settings.draw)
     like = _stacked(plan, lambda k: algorithm.critic(algorithm.init(k)))
+    context, space = algorithm.needs.context, None
+    if context is not None and folder.space_path.is_file():
+        space = fitted_space(context.metric, read_fitted(folder.space_path))
     return TrainedCritic(
         load_weights(folder.critic_path, like),
         plan.members,
         data,
         fit_normaliser(data, plan.settings.data),
-        algorithm.needs.context,
+        context,
+        space,
     )
 
 
@@ -152,6 +159,7 @@ class TrainedCritic:
     data: Transitions
     normaliser: Normaliser
     context: ContextSettings | None
+    space: Space | None = None  # where distances were measured in training; None: found again
 
     def q(
         self, states: ArrayLike, actions: ArrayLike, **which: Unpack[Which]
@@ -185,7 +193,9 @@ class TrainedCritic:
         if self.context is None:
             raise UserError("a global critic has no context.", where="neighbours")
         states, rewards, episode = self.data.states, self.data.rewards, self.data.episode
-        return Retriever(states, rewards, self.context, episode=episode)
+        cache_dir = default_cache_dir()
+        space = self.space or find_space(self.data, self.context, cache_dir=cache_dir)
+        return Retriever(states, rewards, self.context, episode=episode, space=space)
 
     def _batch(self, states: ArrayLike) -> NDArray[np.float32]:
         batch = np.asarray(states, np.float32)

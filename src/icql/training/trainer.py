@@ -23,7 +23,9 @@ from icql.evaluation.rollout import EnvPool
 from icql.files import default_cache_dir, write_json
 from icql.graph.logged import Comparison, compare_rows
 from icql.progress import Display, Work
-from icql.retrieval import Neighbours, build_neighbours
+from icql.retrieval import Neighbours, Space, build_neighbours
+from icql.retrieval.cache import read_fitted, write_fitted
+from icql.retrieval.metric import fitted_space
 from icql.settings.grid import check_names
 from icql.settings.shared import ActorSettings, AlgorithmSettings
 from icql.training.choose import choose
@@ -73,11 +75,14 @@ def run_training(
     if memory is None and is_store(plan.dataset):
         memory = memory_limit()
     with stopping_together():
-        ready, states = prepare(plan, data, display, memory=memory, devices=devices)
+        kept = RunFolder(out).space_path if resume else None
+        ready, states = prepare(plan, data, display, memory=memory, devices=devices, kept=kept)
     desk = Bystander()
     if is_first():
         # only now is everything known to fit together: a refused run leaves no folder behind
         folder = open_folder(plan, data, out, resume=resume)
+        if (space := space_of(ready.neighbours)) is not None and not folder.space_path.exists():
+            write_fitted(folder.space_path, space.fitted)
         display.say(f"run: {out}")
         desk = Desk(ready, folder, display, resume=resume)
     with contextlib.closing(desk):
@@ -108,9 +113,18 @@ def drive(plan: Plan, loop: Loop, states: Any, desk: Bystander) -> Any:
 
 
 def prepare(
-    plan: Plan, data: Transitions, display: Display, *, memory: int | None, devices: int | None
+    plan: Plan,
+    data: Transitions,
+    display: Display,
+    *,
+    memory: int | None,
+    devices: int | None,
+    kept: Path | None = None,
 ) -> tuple[Prepared, Any]:
-    """Check that everything fits together; returns that and the states before the first update."""
+    """Check that everything fits together; returns that and the states before the first update.
+
+    `kept` is where the space of the run's contexts lies, if it has one and was begun before.
+    """
     members, task = plan.members, None if plan.task is None else get_task(plan.task)
     check_names(plan.grid, plan.settings)
     for name, why in plan.without_effect().items():
@@ -128,7 +142,7 @@ def prepare(
     )
     algorithm = make_algorithm(plan.algo, plan.settings, spec)
     uniform = uniform_rows(algorithm)
-    neighbours = find_contexts(algorithm, data, display, memory)
+    neighbours = find_contexts(algorithm, data, display, memory, kept)
     comparison = compare(plan.settings, data, display, memory)
     fed = feed(
         algorithm,
@@ -160,22 +174,40 @@ def prepare(
 
 
 def find_contexts(
-    algorithm: Algorithm[Any], data: Transitions, display: Display, memory: int | None = None
+    algorithm: Algorithm[Any],
+    data: Transitions,
+    display: Display,
+    memory: int | None = None,
+    kept: Path | None = None,
 ) -> Neighbours | None:
     """Return the tables of neighbours, cached, where the algorithm needs contexts.
 
-    `memory` is what the search may take; None: no limit.
+    `memory` is what the search may take; None: no limit. `kept` may be a file with their space.
     """
     context = algorithm.needs.context
     if context is None:
         return None
+    space = None
+    if kept is not None and kept.exists():
+        space = fitted_space(context.metric, read_fitted(kept))
     with display.work("retrieving contexts", 1000) as work:
         told = partial(_tell, work)
         neighbours = build_neighbours(
-            data, context, cache_dir=default_cache_dir(), progress=told, memory=memory
+            data,
+            context,
+            cache_dir=default_cache_dir(),
+            progress=told,
+            memory=memory,
+            space=space,
         )
     display.say(f"contexts: {neighbours.report}")
     return neighbours
+
+
+def space_of(neighbours: Neighbours | None) -> Space | None:
+    """Return the space of contexts where it takes something from the data, to be kept."""
+    space = None if neighbours is None else neighbours.space
+    return space if space is not None and space.fitted else None
 
 
 def compare(

@@ -109,6 +109,7 @@ def train(
     named: Any = {"algo": algo, "task": task, "dataset": dataset, "preset": preset}
     if resume and out is None:
         raise UserError("say which run to resume.", where="out")
+    lengths = {} if steps is None else {"steps": steps}
     begun = Plan.read(RunFolder.open(out)) if resume and out is not None else None
     plan = (begun or Plan.make(**named)).asked(
         **named,
@@ -116,7 +117,7 @@ def train(
         seeds=seeds,
         grid=grid,
         settings=settings,
-        run={**(run or {}), **({} if steps is None else {"steps": steps})},
+        run={**(run or {}), **lengths},
     )
     return run_training(
         plan if begun is None else begun.resumed(plan),
@@ -125,4 +126,5 @@ def train(
         display=Display(quiet=quiet),
         memory=None if memory is None else read_size(memory),
         devices=devices,
+        given={*(settings or {}), *(run or {}), *lengths},
     )

@@ -111,16 +111,16 @@ def train(
     named: Any = {"algo": algo, "task": task, "dataset": dataset, "preset": preset}
     if resume and out is None:
         raise UserError("say which run to resume.", where="out")
+    asked = {"steps": steps, "episodes": episodes}
+    lengths = {name: value for name, value in asked.items() if value is not None}
     begun = Plan.read(RunFolder.open(out)) if resume and out is not None else None
-    changes = {"steps": steps, "episodes": episodes}
-    given = {name: value for name, value in changes.items() if value is not None}
     plan = (begun or Plan.make(**named)).asked(
         **named,
         seed=seed,
         seeds=seeds,
         grid=grid,
         settings=settings,
-        run={**(run or {}), **given},
+        run={**(run or {}), **lengths},
     )
     return run_training(
         plan if begun is None else begun.resumed(plan),
@@ -129,4 +129,5 @@ def train(
         display=Display(quiet=quiet),
         memory=None if memory is None else read_size(memory),
         devices=devices,
+        given={*(settings or {}), *(run or {}), *lengths},
     )

@@ -90,6 +90,32 @@ def test_what_was_asked_for_is_kept_and_the_rest_is_the_algorithms_own(decided: 
     assert own.run.steps != 1_000_000  # what auto would say
 
 
+def test_what_was_given_is_kept_even_where_it_is_the_default_of_auto() -> None:
+    asked = Plan.make(dataset="some.npz")
+    assert (asked.run.steps, asked.settings.policy.cosine) == (1_000_000, False)
+    plan, _ = choose(asked, make(True), given={"steps", "policy.cosine", "algo"})
+    assert (plan.run.steps, plan.settings.policy.cosine) == (1_000_000, False)
+    assert plan.settings.policy.layer_norm  # which nobody spoke of
+
+
+@pytest.mark.parametrize("way", ["command line", "library"])
+def test_names_of_what_was_given_come_along(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+
+    def stop(plan: Plan, **more: Any) -> None:
+        told.update(more)
+        raise UserError("enough.")
+
+    monkeypatch.setattr("icql.training.trainer.run_training", stop)
+    if way == "library":
+        with pytest.raises(UserError, match="enough"):
+            icql.train(steps=1_000_000, settings={"policy.cosine": False}, run={"episodes": 10})
+    else:
+        options = ["--steps=1000000", "--policy.no-cosine", "--episodes", "10"]
+        assert main(["train", *options]) == 2
+    assert set(told["given"]) == {"steps", "policy.cosine", "episodes"}
+
+
 def test_auto_is_not_made_before_there_is_data() -> None:
     with pytest.raises(UserError, match=r"--algo auto: is chosen once there is data.*Name the"):
         make_algorithm("auto", AutoSettings(), Spec(3, 2, 10))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, Self, TypeVar, cast
@@ -69,6 +70,7 @@ class Train(Options, Generic[S]):
     run: Annotated[RunSettings, tyro.conf.arg(name="")] = field(default_factory=RunSettings)
     settings: Annotated[S, tyro.conf.arg(name="")] = None  # type: ignore[assignment]
     start: tyro.conf.Suppress[tyro.conf.Fixed[Any]] = None  # the plan that the options change
+    given: tyro.conf.Suppress[tyro.conf.Fixed[Any]] = ()  # the options that were given, by name
 
     @classmethod
     def parse(cls, prog: str, argv: list[str]) -> Self:
@@ -84,6 +86,7 @@ class Train(Options, Generic[S]):
             run=start.run,
             settings=start.settings,
             start=start,
+            given=frozenset(_names(argv)),
         )
         # the type of the settings is known only now, once the algorithm is
         form: Any = cls.__class_getitem__(type(start.settings))  # type: ignore[attr-defined]
@@ -116,6 +119,7 @@ class Train(Options, Generic[S]):
                 display=Display(),
                 memory=None if self.memory is None else read_size(self.memory, where="--memory"),
                 devices=self.devices,
+                given=self.given,
             )
         except KeyboardInterrupt:
             begun = RunFolder(out).manifest_path.exists()
@@ -142,6 +146,14 @@ class Train(Options, Generic[S]):
                 self.say(f"data        {logged:.1f} (mean score of the logged episodes)")
         self.say(f"plots       {result['run']}/plots")
         self.say(f"next        icql evaluate {result['run']} --episodes 20")
+
+
+def _names(argv: list[str]) -> Iterator[str]:
+    """The names of the settings that are given: `--policy.no-cosine` is policy.cosine."""
+    for option in argv:
+        if option.startswith("--"):
+            section, dot, name = option[2:].partition("=")[0].replace("-", "_").rpartition(".")
+            yield f"{section}{dot}{name.removeprefix('no_')}"
 
 
 def _first_look(argv: list[str]) -> Plan:

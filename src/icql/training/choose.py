@@ -9,19 +9,24 @@ demonstrations and 0.49 to 0.60 on replays.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from icql.data.transitions import Transitions
 from icql.files import default_cache_dir
 from icql.graph.logged import action_spread
-from icql.settings.change import differences, leaves, override
+from icql.settings.change import leaves, override
 from icql.training.plan import AUTO, Plan
 
 LIMIT = 0.3  # between demonstrations and replays
 
 
-def choose(plan: Plan, data: Transitions) -> tuple[Plan, str]:
-    """The plan for the algorithm that suits the data, and why; what was asked for is kept."""
+def choose(plan: Plan, data: Transitions, given: Collection[str] = ()) -> tuple[Plan, str]:
+    """The plan for the algorithm that suits the data, and why; what was asked for is kept.
+
+    Asked for is what differs from the defaults, and what was `given` by its dotted name: a default
+    of `auto` may be another one's choice.
+    """
     space = plan.settings.draw.space
     spread = action_spread(data, space=space, cache_dir=default_cache_dir())
     algo = "icql-graph" if spread < LIMIT else "icql-rank"
@@ -29,8 +34,8 @@ def choose(plan: Plan, data: Transitions) -> tuple[Plan, str]:
     chosen = Plan.make(algo, task=plan.task, dataset=plan.dataset, preset=plan.preset)
 
     def asked(before: object, now: object) -> dict[str, object]:
-        changed = differences(dict(leaves(before)), dict(leaves(now)))
-        return {name: new for name, (_, new) in changed.items()}
+        usual = dict(leaves(before))
+        return {n: new for n, new in leaves(now) if n in given or new != usual[n]}
 
     plan = replace(
         chosen,

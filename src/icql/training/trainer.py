@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,13 @@ def run_training(
     display: Display,
     memory: int | None = None,
     devices: int | None = None,
+    given: Collection[str] = (),
 ) -> dict[str, Any]:
     """Train as planned; returns what `result.json` says. With `resume`, go on where it stopped.
 
     `memory` is what the data may take (see `icql.training.stream`), `devices` how many train (see
-    `icql.training.loop`); they decide no outcome. In a group of processes only the first has a
+    `icql.training.loop`); they decide no outcome. `given` are the settings that were asked for by
+    name, where the algorithm is still to be chosen. In a group of processes only the first has a
     folder and a result; the others return what was trained.
     """
     join_group()
@@ -70,7 +73,7 @@ def run_training(
             RunFolder.open(out).check_data(data)
     plan = dataclasses.replace(plan, task=plan.task or data.info.task)
     if plan.algo == AUTO:
-        plan, why = choose(plan, data)
+        plan, why = choose(plan, data, given)
         display.say(f"algorithm: {why}")
     if memory is None and is_store(plan.dataset):
         memory = memory_limit()

@@ -114,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if arguments else UserError.exit_code
     except UserError as error:
         if "--json" in arguments:
-            print(json.dumps({"error": vars(error)}))  # what, where, fix
+            said = {"what": error.what, "where": error.where, "fix": error.fix}
+            print(json.dumps({"error": said}))
         print(f"icql: error: {error}", file=sys.stderr)
         return UserError.exit_code
     except KeyboardInterrupt as stop:  # a command may say how to go on

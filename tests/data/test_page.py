@@ -108,10 +108,12 @@ def test_command_on_good_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == ""
     assert (result["ok"], result["errors"], result["warnings"]) == (True, [], [])
     page = Path(result["report"]).read_text()
-    assert page.count('src="data:image/png;base64,') == 4
+    assert page.count('src="data:image/png;base64,') == 5
     assert len(list((tmp_path / "page").iterdir())) == 1  # one file, nothing half-written
     assert Validate.parse("validate", [str(path)]).execute()["ok"]
-    assert capsys.readouterr().out.startswith("ok: ")
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].split() == ["column", "unit", "min", "max", "mean", "spread", "gaps", "values"]
+    assert out[-1].startswith("ok: ")
 
 
 def test_page_needs_nothing_from_outside_and_escapes_names(tmp_path: Path) -> None:

@@ -83,6 +83,11 @@ def suffixes(*, written: bool = False) -> list[str]:
     return [s for form in FORMATS if form.write or not written for s in form.suffixes]
 
 
+def mapped_suffixes() -> list[str]:
+    """The suffixes of logs whose columns a mapping names."""
+    return [suffix for form in FORMATS if form.columns for suffix in form.suffixes]
+
+
 def kinds(*, written: bool = False) -> str:
     """The kinds of data that can be read, or `written`, for messages."""
     return f"{', '.join(suffixes(written=written))} and {PREFIX}ID"

@@ -32,6 +32,7 @@ def choose(plan: Plan, data: Transitions) -> tuple[Plan, str]:
 
     plan = replace(
         chosen,
+        columns=plan.columns,
         settings=override(chosen.settings, asked(start.settings, plan.settings)),
         run=override(chosen.run, asked(start.run, plan.run)),
         seeds=plan.seeds,

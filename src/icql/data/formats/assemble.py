@@ -400,10 +400,7 @@ class _Assembly:
 
     def _how_to_fill(self) -> str:
         rules = " or ".join(f'"{rule}"' for rule in GAPS if rule != REFUSE)
-        return (
-            f"Say what to do with gaps in {paste_into(self.table.path, self.columns)}: "
-            f"gaps = {rules}; or mark such rows with 0 in a column named by `valid`."
-        )
+        return f"Say what to do in {paste_into(self.table.path, self.columns)}: gaps = {rules}."
 
     def _usable(self) -> Bools | None:
         if self.left_out is None:

@@ -133,6 +133,11 @@ class Examined:
             width=self.steps.observations.shape[1] if test else 1,
         )
 
+    def acted(self, rows: slice) -> Bools:
+        """Valid rows with a finite action, whatever their observation is."""
+        finite: Bools = np.isfinite(self.steps.actions[rows]).all(axis=1)
+        return finite if self.steps.valid is None else finite & self.steps.valid[rows]
+
     def scaled(self, rows: Rows) -> Doubles:
         """Observations of these rows in units of their standard deviation."""
         return self.steps.observations[rows].astype(np.float64) / self.scale

@@ -170,9 +170,11 @@ def _discrete_actions(log: Examined) -> Found:
 
     def first(test: Callable[[Floats], Any]) -> int | None:
         rows = len(actions)
-        return tally(rows, lambda part: test(actions[part]) & log.good[part], width=width)[0]
+        return tally(rows, lambda part: test(actions[part]) & log.acted(part), width=width)[0]
 
-    if not log.good.any() or first(lambda a: (a != np.rint(a)).any(axis=1)) is not None:
+    if first(lambda a: np.isfinite(a).all(axis=1)) is None:
+        return
+    if first(lambda a: (a != np.rint(a)).any(axis=1)) is not None:
         return
     row = first(lambda a: (np.abs(a) > 1).any(axis=1))
     one_hot = width > 1 and first(lambda a: (a < 0).any(axis=1) | (a.sum(axis=1) != 1)) is None
@@ -192,7 +194,7 @@ def _actions_out_of_bounds(log: Examined) -> Found:
     actions = log.steps.actions
     row, count = tally(
         len(actions),
-        lambda rows: (np.abs(actions[rows]) > 1).any(axis=1) & log.good[rows],
+        lambda rows: (np.abs(actions[rows]) > 1).any(axis=1) & log.acted(rows),
         width=actions.shape[1],
     )
     if row is None or (log.task is not None and not log.task.unit_actions):
@@ -218,7 +220,7 @@ def _without_bounds(log: Examined, row: int, count: int) -> Found:
     actions, width = log.steps.actions, log.steps.actions.shape[1]
     low, high = np.full(width, np.inf, np.float32), np.full(width, -np.inf, np.float32)
     for block in blocks(*actions.shape):
-        part = actions[block][log.good[block]]
+        part = actions[block][log.acted(block)]
         low, high = (
             end(seen, of)
             for end, seen, of in (
@@ -259,8 +261,8 @@ def _scales(log: Examined) -> Found:
     others = ", ".join(said(i) for i in unheard[:5].tolist())
     more = f" and {unheard.size - 5:,} more" if unheard.size > 5 else ""
     message = (
-        f"{said(wide)} outweighs {others}{more} more than {SCALES:,} times: where distances are "
-        "taken on the columns as they are, the others have no say in which states are similar. "
+        f"{said(wide)} outweighs {others}{more} by more than {SCALES:,} times: where distances "
+        "are taken on the columns as they are, these have no say in which states are similar. "
         "Retrieve by standardised columns, or log them in units of about the same size."
     )
     yield "warning", "scales", None, log.name("observations", wide), message

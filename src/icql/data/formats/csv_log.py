@@ -10,7 +10,7 @@ from typing import Any
 from icql.data.arrays import Room
 from icql.data.faults import Fault, LogError
 from icql.data.formats.assemble import assemble
-from icql.data.formats.cells import are_flags, empty, moment, number
+from icql.data.formats.cells import are_flags, empty, flag, moment, number
 from icql.data.formats.dialect import (
     Dialect,
     decimal_of,
@@ -154,7 +154,7 @@ def _settled(entry: Any, values: Any, columns: Columns, pa: Any) -> Any:
         if pa.types.is_boolean(entry.type):
             return entry.type
         words = is_text(entry.type) and entry.name != columns.reward
-        return pa.string() if words and are_flags(values.unique().to_pylist()) else pa.float32()
+        return pa.string() if words and _words(values) else pa.float32()
     whole = pa.types.is_integer(entry.type)
     if entry.name == columns.episode:
         return entry.type if whole or pa.types.is_floating(entry.type) else pa.string()
@@ -162,6 +162,13 @@ def _settled(entry: Any, values: Any, columns: Columns, pa: Any) -> Any:
     if pa.types.is_timestamp(entry.type):
         return pa.timestamp("ns", entry.type.tz)
     return pa.float64() if whole or pa.types.is_null(entry.type) else entry.type
+
+
+def _words(values: Any) -> bool:
+    """Whether most cells of a column say yes or no in words; the others are faults."""
+    counts = [(one["values"], one["counts"]) for one in values.value_counts().to_pylist()]
+    said = sum(n for cell, n in counts if flag(cell) is not None and number(cell) is None)
+    return 2 * said > sum(n for cell, n in counts if not empty(cell))
 
 
 def _rows_about(path: Path) -> int:
@@ -217,7 +224,10 @@ def _faulty(log: _Log, task: Task | None, room: Room, reason: BaseException) -> 
 def _second_look(log: _Log, path: Path, dialect: Dialect) -> tuple[list[Fault], dict[str, _Odd]]:
     """Every kind of fault of every column of a file, and the odd cells by column."""
     pa, columns = arrow("pyarrow", path), log.columns
+    # where the first block could not be read, numbers are what most columns hold
     wanted = {name: _wanted(kind, pa) for name, kind in log.types.items()}
+    if not wanted:
+        wanted |= dict.fromkeys(columns.names(*VECTORS, "reward"), "number")
     rows = rows_of(path, dialect.separator)
     _, header = next(rows)
     faults, odd = list[Fault](), dict[str, _Odd]()
@@ -248,6 +258,9 @@ def _second_look(log: _Log, path: Path, dialect: Dialect) -> tuple[list[Fault], 
         )
         fix = "Every row needs one cell per column; cells with a separator need quotes."
         faults.append(_fault("ragged", path, row, None, what, fix))
+    if not log.types:
+        words = {name for name, one in odd.items() if are_flags(one.cells)}
+        odd = {name: one for name, one in odd.items() if name not in words | {*columns.categories}}
     for name, one in odd.items():
         kind = wanted[name] or ""
         faults.append(_odd_cells(log, path, dialect, name, kind, one, tallies[name]))

@@ -66,8 +66,11 @@ class Seen:
     def called(self, meaning: str) -> bool:
         """Whether a word of its name speaks for a meaning."""
         apart = re.sub(r"(?<=[a-zäöü])(?=[A-Z])", "_", self.name).casefold()
-        words = re.split(r"[^a-zäöüß]+", apart)
-        return any(word in WORDS[meaning].split() for word in words)
+        known = WORDS[meaning].split()
+        words = [word for word in re.split(r"[^a-zäöüß]+", apart) if len(word) > 1]
+        # a letter speaks for itself alone: u and u_1, but not t_in
+        letter = re.fullmatch(r"([a-z])[_ ]?\d*", apart)
+        return any(word in known for word in (*words, *(letter.groups() if letter else ())))
 
 
 @dataclass
@@ -226,8 +229,11 @@ def _roles(seen: Sequence[Seen]) -> Guess:
             "valid": "0 in rows to leave out",
         }[key]
         singles[key] = found, f"by its name and its two values: {why}"
-    time = take(lambda c: c.kind == "time" and c.called("time")) or take(lambda c: c.kind == "time")
-    time = time or take(lambda c: c.kind == "number" and c.called("time"))
+    time = (
+        take(lambda c: c.kind == "time" and c.called("time"))
+        or take(lambda c: c.kind == "number" and c.called("time"))
+        or take(lambda c: c.kind == "time")
+    )
     singles["time"] = time, "rows are ordered by it"
     episode = take(
         lambda c: (

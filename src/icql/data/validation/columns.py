@@ -65,17 +65,11 @@ def describe(data: Source | Transitions) -> list[ColumnFacts]:
     signals, found = data.info.signals, list[ColumnFacts]()
     gaps = {} if isinstance(data, Transitions) else data.gaps
     for role, array, names, valid in _arrays(data, signals):
-        for column, name in enumerate(names):
-            facts = _facts(array, column, valid, _units(signals, role, column))
-            empty = gaps.get(name.split("=")[0] if name not in gaps else name, 0)
-            found.append(
-                ColumnFacts(
-                    name,
-                    role,
-                    signals.units.get(name, ""),
-                    **facts | {"gaps": max(facts["gaps"], empty)},
-                )
-            )
+        all_facts = _facts(array, valid, *_units(signals, role, array))
+        for name, facts in zip(names, all_facts, strict=True):
+            filled = gaps.get(name if name in gaps else name.partition("=")[0], 0)
+            facts["gaps"] = max(facts["gaps"], filled)
+            found.append(ColumnFacts(name, role, signals.units.get(name, ""), **facts))
     return found
 
 
@@ -118,51 +112,57 @@ def _arrays(
     yield "reward", rewards[:, None], [signals.reward or "reward"], valid
 
 
-def _units(signals: Signals, role: str, column: int) -> tuple[float, float]:
-    """Factor and shift that give an action in the units of the log."""
+def _units(signals: Signals, role: str, array: Floats) -> tuple[Doubles, Doubles]:
+    """Factors and shifts (columns,) that give actions in the units of the log."""
     if role != "action" or not signals.action_low:
-        return 1.0, 0.0
-    low, high = signals.action_low[column], signals.action_high[column]
+        return np.ones(array.shape[1]), np.zeros(array.shape[1])
+    low, high = np.asarray(signals.action_low), np.asarray(signals.action_high)
     return (high - low) / 2, (high + low) / 2
 
 
 def _facts(
-    array: Floats, column: int, valid: Bools | None, units: tuple[float, float]
-) -> dict[str, Any]:
-    """Range, mean, spread, gaps, different values and histogram of one column."""
+    array: Floats, valid: Bools | None, factor: Doubles, shift: Doubles
+) -> list[dict[str, Any]]:
+    """Range, mean, spread, gaps, different values and histogram of every column, in two passes."""
+    width = array.shape[1]
 
-    def parts() -> Iterator[tuple[Doubles, int]]:
-        for block in blocks(len(array)):
-            values = array[block, column]
-            usable = np.isfinite(values)
-            gaps = ~usable if valid is None else ~usable & valid[block]
-            keep = usable if valid is None else usable & valid[block]
-            yield values[keep].astype(np.float64) * units[0] + units[1], int(gaps.sum())
+    def parts() -> Iterator[tuple[Doubles, Bools, Bools]]:
+        for block in blocks(*array.shape):
+            values = array[block].astype(np.float64) * factor + shift
+            finite = np.isfinite(values)
+            rows = np.ones(len(values), np.bool_) if valid is None else valid[block]
+            yield values, finite & rows[:, None], ~finite & rows[:, None]
 
-    count, total, gaps, low, high = 0, 0.0, 0, np.inf, -np.inf
-    different = np.empty(0)
-    for values, missing in parts():
-        gaps += missing
-        if not values.size:
-            continue
-        count, total = count + values.size, total + float(values.sum())
-        low, high = min(low, float(values.min())), max(high, float(values.max()))
-        if len(different) < DIFFERENT:
-            different = np.unique(np.concatenate([different, values]))
-    if not count:
-        empty = dict.fromkeys(("low", "high", "mean", "spread"))
-        return {**empty, "gaps": gaps, "different": 0, "histogram": ()}
-    mean, square, bins = total / count, 0.0, np.zeros(BINS, np.int64)
-    for values, _ in parts():
-        square += float(((values - mean) ** 2).sum())
-        if low < high:
-            bins += np.histogram((values - low) / (high - low), BINS, (0, 1))[0]
-    return {
-        "low": low,
-        "high": high,
-        "mean": mean,
-        "spread": float(np.sqrt(square / count)),
-        "gaps": gaps,
-        "different": min(len(different), DIFFERENT),
-        "histogram": tuple(bins.tolist()) if low < high else (count,),
-    }
+    count, gaps = np.zeros(width, np.int64), np.zeros(width, np.int64)
+    total, square = np.zeros(width), np.zeros(width)
+    low, high = np.full(width, np.inf), np.full(width, -np.inf)
+    different = [np.empty(0)] * width
+    for values, keep, missing in parts():
+        count, gaps = count + keep.sum(0), gaps + missing.sum(0)
+        total += np.where(keep, values, 0).sum(0)
+        low = np.minimum(low, np.where(keep, values, np.inf).min(0))
+        high = np.maximum(high, np.where(keep, values, -np.inf).max(0))
+        for i, known in enumerate(different):
+            if len(known) < DIFFERENT:
+                different[i] = np.unique(np.concatenate([known, values[keep[:, i], i]]))
+    mean, extent = total / np.maximum(count, 1), np.where(high > low, high - low, 1)
+    bins = np.zeros((width, BINS), np.int64)
+    for values, keep, _ in parts():
+        square += (np.where(keep, values - mean, 0) ** 2).sum(0)
+        for i in np.flatnonzero(high > low).tolist():
+            inside = (values[keep[:, i], i] - low[i]) / extent[i]
+            bins[i] += np.histogram(inside, BINS, (0, 1))[0]
+    spread = np.sqrt(square / np.maximum(count, 1))
+    found = []
+    for i in range(width):
+        numbers = {"low": low[i], "high": high[i], "mean": mean[i], "spread": spread[i]}
+        shown = bins[i].tolist() if high[i] > low[i] else [int(count[i])] if count[i] else []
+        found.append(
+            {name: float(x) if count[i] else None for name, x in numbers.items()}
+            | {
+                "gaps": int(gaps[i]),
+                "different": min(len(different[i]), DIFFERENT),
+                "histogram": tuple(shown),
+            }
+        )
+    return found

@@ -135,7 +135,7 @@ class Examined:
 
     def acted(self, rows: slice) -> Bools:
         """Valid rows with a finite action, whatever their observation is."""
-        finite: Bools = np.isfinite(self.steps.actions[rows]).all(axis=1)
+        finite: Bools = np.asarray(np.isfinite(self.steps.actions[rows]).all(axis=1))
         return finite if self.steps.valid is None else finite & self.steps.valid[rows]
 
     def scaled(self, rows: Rows) -> Doubles:

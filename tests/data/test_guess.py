@@ -57,7 +57,7 @@ def test_columns_that_say_nothing_are_left_out_and_named(tmp_path: Path) -> None
     path = tmp_path / "log.csv"
     head = "Unnamed,id,constant,empty,note,time,action,reward,level (m),pressure_Pa,recipe,again"
     lines = [
-        f"{i},{i},7,,note {i},{i},{i % 3 / 2 - 0.5},1,{i * 0.1},{i * i},{i % 4},2024-05-0{i % 9 + 1}"
+        f"{i},{i},7,,note {i},{i},{i % 3 / 2 - 0.5},1,{i / 9},{i * i},{i % 4},2024-05-0{i % 9 + 1}"
         for i in range(40)
     ]
     path.write_text("\n".join([head, *lines]) + "\n")

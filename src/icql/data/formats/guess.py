@@ -46,7 +46,7 @@ WORDS = {
     "index": "index id nr no row line lfd unnamed",
     "category": "mode type recipe product status state modus rezept produkt zustand",
 }
-UNITS = "Pa kPa hPa bar mbar K degC degF W kW MW kWh MWh EUR USD rpm kg g t s ms min h m mm V A Hz"
+UNITS = "Pa kPa hPa bar mbar degC degF kW MW kWh MWh EUR USD rpm kg Hz mm"
 LEVELS = 20  # different texts at most that are taken for a category
 CODES = 12  # different whole numbers at most that are
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ import pytest
 import icql
 from icql.cli import main
 from icql.cli.main import COMMANDS
+from icql.data.datasets import load_steps, validate_dataset
+from icql.data.formats.mapping import Columns, read_columns
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -60,13 +64,55 @@ def test_help_of_every_command(capsys):
 def test_the_column_mapping_of_the_readme_reads_a_log(tmp_path):
     (mapping,) = blocks(README, "toml")
     (tmp_path / "logs.csv.toml").write_text(mapping)
-    rows = ["shift,minute,position,speed,load,throttle,profit,failed,shift_ended"]
-    rows += [f"{i // 10},{i % 10},{i},{-i},1,0.5,{i},0,{int(i % 10 == 9)}" for i in range(30)]
+    rows = ["shift,minute,position,speed,load,mode,running,throttle,profit,failed,shift_ended"]
+    rows += [
+        f"{i // 10},{i % 10},{i},{-i},1,{'ab'[i % 2]},yes,{i},{i},no,{int(i % 10 == 9)}"
+        for i in range(30)
+    ]
     (tmp_path / "logs.csv").write_text("\n".join(rows) + "\n")
     data = icql.load_dataset(tmp_path / "logs.csv")
     assert len(data) == 27
-    assert data.observation_dim == 3
+    assert data.info.signals.observation == (
+        "position",
+        "speed",
+        "load",
+        "mode=a",
+        "mode=b",
+        "running",
+    )
     assert data.action_dim == 1
+
+
+MAPPING = (ROOT / "docs" / "mapping.md").read_text()
+
+
+def test_every_key_of_a_mapping_is_documented_with_an_example(tmp_path):
+    """The examples are read as they stand, each below the three keys that are always needed."""
+    keys = {field.name for field in dataclasses.fields(Columns)} - {"origin"}
+    section = MAPPING.partition("## Every key")[2].partition("###")[0]
+    listed = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert sorted(listed) == sorted(keys)
+    shown = set()
+    for number, example in enumerate(blocks(MAPPING, "toml")):
+        given = tomllib.loads(example)
+        needed = {"observation": "o", "action": "a", "reward": "r"}
+        above = "".join(f'{key} = "{name}"\n' for key, name in needed.items() if key not in given)
+        (tmp_path / f"{number}.toml").write_text(above + example)
+        read = read_columns(tmp_path / f"{number}.toml")
+        assert all(getattr(read, key) for key in given)
+        shown |= given.keys()
+    assert shown == keys
+
+
+def test_the_whole_example_of_the_mapping_page_reads_a_log(tmp_path):
+    whole = blocks(MAPPING, "toml")[0]
+    (tmp_path / "plant.csv.toml").write_text(whole)
+    (log,) = blocks(MAPPING, "csv")
+    (tmp_path / "plant.csv").write_text(log)
+    source = load_steps(tmp_path / "plant.csv")
+    assert source.gaps == {"druck": 1}
+    assert len(source.transitions()) == 3
+    assert validate_dataset(tmp_path / "plant.csv")[0].ok
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

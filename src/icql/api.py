@@ -64,6 +64,7 @@ def train(
     *,
     task: str | None = None,
     dataset: str | None = None,
+    columns: str | Path | None = None,
     preset: PresetName | None = None,
     steps: int | None = None,
     episodes: int | None = None,
@@ -84,6 +85,7 @@ def train(
         algo: an algorithm by name (`icql algos` lists them); by default the data decides.
         task: a task of the table; gives the environment, the score and the task's settings.
         dataset: a name or a file; by default the task's own data, or the embedded `hopper-mini`.
+        columns: the mapping file of a CSV or Parquet log; by default the one beside it.
         preset: `quick`, the default, finishes on two CPU cores in minutes, `paper` holds the
             paper's values, `robust` these with the same strong policy network for every method.
         steps: updates; by default the preset's.
@@ -109,6 +111,7 @@ def train(
     from icql.training.trainer import run_training
 
     named: Any = {"algo": algo, "task": task, "dataset": dataset, "preset": preset}
+    named["columns"] = None if columns is None else str(columns)
     if resume and out is None:
         raise UserError("say which run to resume.", where="out")
     asked = {"steps": steps, "episodes": episodes}

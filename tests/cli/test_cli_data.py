@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data.plant import MAPPING as PLANT
+from data.plant import plant_rows, write_plant
 from icql.cli.main import main
 from icql.data import load_dataset
 from icql.data.formats.npz import write_npz
@@ -58,7 +60,7 @@ def write_csv() -> None:
 def test_help_names_every_command(capsys: Capture) -> None:
     assert main(["data", "--help"]) == 0
     out = capsys.readouterr().out
-    for command in ("list", "show", "validate", "coverage", "convert", "fetch", "collect"):
+    for command in ("list", "show", "init", "validate", "coverage", "convert", "fetch"):
         assert f"  {command} " in out
     assert main(["--help"]) == 0
     assert "  data " in capsys.readouterr().out
@@ -70,7 +72,9 @@ def test_unknown_commands(capsys: Capture) -> None:
     assert "say which command" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["list", "show", "convert", "fetch", "collect"])
+@pytest.mark.parametrize(
+    "command", ["list", "show", "init", "validate", "convert", "fetch", "collect"]
+)
 def test_commands_explain_themselves(capsys: Capture, command: str) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["data", command, "--help"])
@@ -256,3 +260,122 @@ def test_collect_shows_each_piece_of_work(capsys: Capture, monkeypatch: pytest.M
     arguments = ["data", "collect", "hopper", "--level", "medium", "--out", "o", "--steps", "7"]
     assert main(arguments) == 0
     assert capsys.readouterr().out == f"{os.path.join('o', 'x.npz')}: 2 steps, mean score 0.7\n"
+
+
+# --- a log as it comes --------------------------------------------------------------------------
+
+
+def test_init_writes_a_mapping_once(capsys: Capture) -> None:
+    write_plant(pathlib.Path("plant.csv"), plant_rows(3, 10))
+    done = ask(capsys, "init", "plant.csv")
+    assert done["mapping"] == "plant.csv.toml"
+    assert done["columns"]["action"] == ["valve"]
+    assert "plant" in done["why"]["action_bounds"]
+    before = pathlib.Path("plant.csv.toml").read_text()
+    pathlib.Path("plant.csv.toml").write_text(before + "# mine\n")
+    message = fail(capsys, "init", "plant.csv")
+    assert "plant.csv.toml: it exists already. Add --force" in message
+    assert pathlib.Path("plant.csv.toml").read_text().endswith("# mine\n")
+    ask(capsys, "init", "plant.csv", "--force")
+    assert pathlib.Path("plant.csv.toml").read_text() == before
+    assert ask(capsys, "validate", "plant.csv")["ok"]
+
+
+def test_init_for_people_and_elsewhere(capsys: Capture) -> None:
+    write_plant(pathlib.Path("plant.csv"), plant_rows(3, 10))
+    assert main(["data", "init", "plant.csv", "--out", "there/map.toml"]) == 0
+    out = capsys.readouterr().out
+    assert pathlib.Path("there/map.toml").read_text() in out
+    assert "then: icql data validate plant.csv --columns there/map.toml" in out
+    assert not pathlib.Path("plant.csv.toml").exists()
+
+
+def test_init_of_several_files(capsys: Capture) -> None:
+    rows = plant_rows(2, 10)
+    for i in range(2):
+        write_plant(pathlib.Path(f"{i}.csv"), rows[10 * i : 10 * i + 10])
+    assert ask(capsys, "init", "*.csv")["mapping"] == "columns.toml"
+    assert ask(capsys, "show", "*.csv")["transitions"] == 18
+    assert ask(capsys, "show", "columns.toml")["transitions"] == 18
+    message = fail(capsys, "show", "columns.toml", "--columns", "columns.toml")
+    assert "it is a mapping itself" in message
+
+
+def test_init_takes_signs_that_cannot_be_found(capsys: Capture) -> None:
+    pathlib.Path("log.csv").write_text("x;action;reward\n1,234;0;1\n2,345;0;2\n")
+    assert 'decimal = ","' in fail(capsys, "init", "log.csv")
+    assert ask(capsys, "init", "log.csv", "--decimal", ",")["columns"]["decimal"] == ","
+    assert load_dataset("log.csv").states[0, 0] == pytest.approx(1.234)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["init", "log.npz"], "only logs of columns (.csv, .parquet) have a mapping"),
+        (["init", "none.csv"], "none.csv: there is no such file"),
+        (["init", "none*.csv"], "no file beside it is called 'none*.csv'"),
+        (["init", "log.csv", "--separator", "ab"], "--separator: must be one character"),
+        (["init", "log.csv", "--out", "log.csv/map.toml"], "it cannot be written"),
+    ],
+)
+def test_init_that_cannot_be(capsys: Capture, argv: list[str], message: str) -> None:
+    write_csv()
+    assert message in fail(capsys, *argv)
+
+
+def test_validate_lists_all_faults_below_a_table(capsys: Capture) -> None:
+    rows = plant_rows(3, 10)
+    rows[2]["pressure"], rows[3]["price"], rows[4]["t_in"] = "high", "", "?"
+    write_plant(pathlib.Path("plant.csv"), rows)
+    mapping = PLANT.replace('gaps = "hold"\n', "")
+    pathlib.Path("plant.csv.toml").write_text(mapping)
+    with pytest.raises(SystemExit) as stop:
+        main(["data", "validate", "plant.csv"])
+    assert stop.value.code == 2
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0].split()[:4] == ["column", "unit", "min", "max"]
+    assert lines[1].split()[:2] == ["pressure", "Pa"]
+    assert "█" in lines[1]
+    places = [line for line in lines if line.startswith("error ")]
+    assert [line.split(": ")[1] for line in places] == [
+        "plant.csv, row 2, pressure",
+        "plant.csv, row 4, t_in",
+        "plant.csv, row 3, price",
+    ]
+    assert lines[-1] == "not fit for training: 3 error(s)"
+
+
+def test_validate_gives_the_table_as_json_and_on_the_page(capsys: Capture) -> None:
+    write_plant(pathlib.Path("plant.csv"), plant_rows(3, 10))
+    pathlib.Path("plant.csv.toml").write_text(PLANT)
+    result = ask(capsys, "validate", "plant.csv", "--report", "page")
+    columns = {one["name"]: one for one in result["columns"]}
+    assert columns["valve"]["role"] == "action"
+    assert columns["valve"]["unit"] == "%"
+    assert sum(columns["valve"]["histogram"]) == 30
+    page = pathlib.Path(result["report"]).read_text()
+    assert "<td>pressure</td><td>observation</td><td>Pa</td>" in page
+    assert "Actions that were logged" in page
+    ask(capsys, "convert", "plant.csv", "plant.icql")
+    stored = {one["name"]: one for one in ask(capsys, "validate", "plant.icql")["columns"]}
+    assert stored["valve"]["high"] == pytest.approx(columns["valve"]["high"], abs=1e-2)
+
+
+def test_train_takes_columns(capsys: Capture) -> None:
+    write_plant(pathlib.Path("plant.csv"), plant_rows(4, 20))
+    pathlib.Path("map.toml").write_text(PLANT)
+    small = ["--algo", "bc", "--policy.hidden", "8", "--batch-size", "8", "--episodes", "0"]
+    start = ["train", "--dataset", "plant.csv", "--columns", "map.toml", "--out", "run"]
+    assert main([*start, "--steps", "2", *small, "--json"]) == 0
+    capsys.readouterr()
+    assert json.loads(pathlib.Path("run/run.json").read_text())["columns"] == "map.toml"
+    assert main(["train", "--resume", "--out", "run", "--steps", "3", "--json"]) == 0
+    capsys.readouterr()
+    wide = "".join(line + "\n" for line in PLANT.splitlines() if "bounds" not in line)
+    pathlib.Path("map.toml").write_text(wide)
+    start[-1] = "other"
+    assert main([*start, "--steps", "2", *small]) == 2
+    err = capsys.readouterr().err
+    assert 'action_bounds = {"valve" = [' in err
+    assert not pathlib.Path("other").exists()

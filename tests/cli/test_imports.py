@@ -32,6 +32,7 @@ sys.stderr.write(" ".join(name for name in %r if name in sys.modules))
         "data --help",
         "data list --help",
         "data show --help",
+        "data init --help",
         "data validate --help",
         "data coverage --help",
         "data convert --help",

@@ -21,6 +21,7 @@ from icql.data.transitions import DataInfo, Source
 from icql.data.validation.findings import Finding
 from icql.data.validation.page import write_report
 from icql.data.validation.rules import validate
+from icql.errors import UserError
 
 
 def broken_file(folder: Path) -> Path:
@@ -88,12 +89,14 @@ def test_a_gap_in_a_csv_log_is_named_by_its_column(tmp_path: Path) -> None:
     findings, source = validate_dataset(path)
     (error,) = findings.errors
     assert (error.rule, error.file, error.row, error.column) == (
-        "non_finite",
+        "gaps",
         str(path),
         5,
         "speed",
     )
-    assert source is None
+    assert source is not None
+    with pytest.raises(UserError, match="column 'speed' is empty at row 5"):
+        source.transitions()
 
 
 def test_command_on_good_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,10 +108,12 @@ def test_command_on_good_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == ""
     assert (result["ok"], result["errors"], result["warnings"]) == (True, [], [])
     page = Path(result["report"]).read_text()
-    assert page.count('src="data:image/png;base64,') == 4
+    assert page.count('src="data:image/png;base64,') == 5
     assert len(list((tmp_path / "page").iterdir())) == 1  # one file, nothing half-written
     assert Validate.parse("validate", [str(path)]).execute()["ok"]
-    assert capsys.readouterr().out.startswith("ok: ")
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].split() == ["column", "unit", "min", "max", "mean", "spread", "gaps", "values"]
+    assert out[-1].startswith("ok: ")
 
 
 def test_page_needs_nothing_from_outside_and_escapes_names(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_action_bounds_map_to_unit_actions(tmp_path: pathlib.Path) -> None:
     path = write_log(tmp_path, wide, MAPPING + "action_bounds = [-4, 4]\n")
     log = load_steps(path)
     assert_allclose(log.steps.actions[:, 0], np.float32([0.1, 0.2, 0.3, -0.1, -0.2, 4, 2]) / 4)
-    assert "mapped linearly from [-4] … [4] to [-1, 1]" in log.info.warnings[0]
+    assert "mapped linearly to [-1, 1]: 'a' from -4 … 4" in log.info.warnings[0]
     assert load_dataset(path).info.warnings == log.info.warnings
     write_log(tmp_path, wide, MAPPING + "action_bounds = [[-2.0], [6.0]]\n")
     assert_allclose(load_steps(path).steps.actions[5:, 0], [0.5, 0.0])
@@ -178,8 +178,8 @@ def test_mapping_given_by_hand(tmp_path: pathlib.Path) -> None:
         load_dataset("hopper-mini", columns=mapping)
 
 
-def test_mapping_names_the_task_and_the_delimiter(tmp_path: pathlib.Path) -> None:
-    path = write_log(tmp_path, mapping=MAPPING + 'task = "hopper-mini"\ndelimiter = ";"\n')
+def test_mapping_names_the_task_and_the_separator(tmp_path: pathlib.Path) -> None:
+    path = write_log(tmp_path, mapping=MAPPING + 'task = "hopper-mini"\nseparator = ";"\n')
     path.write_text(path.read_text().replace('"a, b"', "").replace(",", ";"))
     data = load_dataset(path)
     assert (data.info.task, len(data)) == ("hopper-mini", 5)
@@ -201,7 +201,7 @@ def test_invalid_rows_may_hold_anything(tmp_path: pathlib.Path) -> None:
         (2, "1,2,2.5,-3,0.3,3,0,0", r"row 2 \(line 4\) has 8 cells, but there are 9 columns"),
         (2, "1,2,2.5,-3,0.3,3,0,0,,,", r"row 2 \(line 4\) has 11 cells"),
         (1, "1,1,high,-2,0.2,2,0,0,", r"column 'x' is 'high' at row 1 \(line 3\), but a number"),
-        (1, "1,1,,-2,0.2,2,0,0,", "column 'x' is not a finite number at row 1"),
+        (1, "1,1,,-2,0.2,2,0,0,", r"column 'x' is empty at row 1 \(1 of 7 rows\).*gaps = "),
         (1, "1,1,1,-2,inf,2,0,0,", "column 'a' is not a finite number at row 1"),
         (1, "1,1,1,1e39,0,2,0,0,", "column 'y' is not a finite number at row 1"),
         (1, "1,1,1,-2,0,2,0.5,0,", "`done` is 0.5 at row 1, but only 0 and 1"),
@@ -272,7 +272,7 @@ def test_utf8_with_a_mark_and_windows_lines(tmp_path: pathlib.Path) -> None:
         ('["x", "y"]', "[1, 2]", "observation: must list names of columns"),
         ('["x", "y"]', "[]", "observation: must list names of columns"),
         ('["x", "y"]', '"z*"', r"no column 'z\*'"),
-        ('truncated = "cut"', 'delimiter = ";;"', "delimiter: must be one character"),
+        ('truncated = "cut"', 'separator = ";;"', "separator: must be one character"),
         ('truncated = "cut"', 'next_observation = "note"', "2 columns of the observation but 1 of"),
         ('truncated = "cut"', "action_bounds = [1]", r"action_bounds: must be \[low, high\]"),
         ('truncated = "cut"', "action_bounds = [1, 1]", "must be below its high value"),
@@ -298,7 +298,7 @@ def test_faults_of_mappings_are_named(
             [[1.0], [2.0]],
             "column 'action_0' holds values of type list<.*>, not numbers",
         ),
-        ("reward", [1.0, None], "column 'reward' is not a finite number at row 1"),
+        ("reward", [1.0, None], "column 'reward' is empty at row 1"),
         ("terminal", [0, None], "`terminal` is nan at row 1"),
         ("episode", [[1], [2]], "column 'episode' holds values of type list"),
         ("episode", [1, None], "column 'episode' is empty at row 1"),

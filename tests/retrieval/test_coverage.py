@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from icql.cli.data import Coverage as CoverageOptions
-from icql.data import Transitions, load_dataset
+from icql.data import DataInfo, Transitions, load_dataset
+from icql.data.signals import Signals
 from icql.errors import UserError
 from icql.retrieval import retriever as module
 from icql.retrieval.coverage import Coverage, coverage
@@ -104,6 +106,25 @@ def test_verdict_does_not_depend_on_units() -> None:
             assert_allclose(scaled.held_out, scale * plain.held_out, rtol=1e-4)
 
 
+def test_regions_are_named_by_the_ranges_of_columns() -> None:
+    paths = wandering(5, 3, steps=60) * [5_000.0, 0.01, 1.0] + [240_000.0, 0.2, 0.0]
+    signals = Signals(("pressure", "price", "load"), units={"pressure": "Pa", "price": "EUR"})
+    data = replace(transitions(paths), info=DataInfo("plant", signals=signals))
+    found = coverage(data, (3,))  # all of the 300 states are looked at
+    for region in found.regions():
+        rows = data.states[found.region == region["region"]].astype(np.float64)
+        low, high = np.percentile(rows, (10, 90), axis=0)
+        told = re.findall(r"(\w+) (\S+) … ([^\s,]+)( Pa| EUR)?", region["where"])
+        assert 1 <= len(told) <= 2
+        for name, least, most, unit in told:
+            at = signals.observation.index(name)
+            assert (float(least), float(most)) == (
+                float(f"{low[at]:.4g}"),
+                float(f"{high[at]:.4g}"),
+            )
+            assert unit.strip() == signals.units.get(name, "")
+
+
 def test_a_sparse_corner_is_named() -> None:
     """300 episodes share a small place; 80 lie far from them and from one another."""
     many, few = wandering(300, 2), wandering(80, 2, seed=1)
@@ -112,7 +133,8 @@ def test_a_sparse_corner_is_named() -> None:
     assert found.level == "sparse in places"
     lonely = {r["region"] for r in found.regions() if r["level"] == "too sparse"}
     assert lonely
-    assert found.verdict().endswith(f"regions {', '.join(map(str, sorted(lonely)))}.")
+    named = "; ".join(f"{region} ({found.where[region]})" for region in sorted(lonely))
+    assert found.verdict().endswith(f"regions {named}.")
     far = found.plane[:, 0] > 1
     assert found.isolated[far].mean() > 0.9
     assert found.isolated[~far].mean() < 0.2

@@ -1,4 +1,4 @@
-"""`icql data …`: list, show, validate, coverage, convert, fetch, collect.
+"""`icql data …`: list, show, init, validate, coverage, convert, fetch, collect.
 
 What needs more than the readers (Matplotlib, JAX, …) is imported where a command is executed.
 """
@@ -23,13 +23,16 @@ from icql.data.datasets import (
     find_d4rl,
     kinds,
     load_dataset,
+    mapped_suffixes,
     suffixes,
     validate_dataset,
 )
 from icql.data.download import datasets_dir, fetch, url_of
+from icql.data.formats.mapping import beside
 from icql.data.formats.minari_source import PREFIX, fetch_minari
 from icql.data.tasks import get_task, list_tasks
 from icql.data.transitions import Transitions
+from icql.data.validation.columns import describe, table
 from icql.errors import UserError
 from icql.files import atomic, default_cache_dir, read_json, write_json
 from icql.progress import Display
@@ -148,8 +151,10 @@ def _text(value: Any) -> str:
 class Validate(DatasetOptions):
     """Look for defects in logged data before anything is trained.
 
-    Errors stop (exit code 2) and name file, row and column; warnings say what follows if they are
-    left. With --report DIR, a page with the findings and pictures is written to DIR/report.html.
+    All faults of all columns are listed at once, below a table of the columns: range, mean, spread,
+    gaps, different values, histogram. Errors stop (exit code 2) and name file, row and column;
+    warnings say what follows if they are left. With --report DIR, a page with all of it and
+    pictures is written to DIR/report.html.
     """
 
     report: Folder = None
@@ -158,14 +163,18 @@ class Validate(DatasetOptions):
     def execute(self) -> Result:
         """Validate; leaves with code 2 where there are errors."""
         findings, source = validate_dataset(self.dataset, task=self.task, columns=self.columns)
-        result = findings.as_json()
+        data = source or findings.transitions
+        columns = [] if data is None else describe(data)
+        result = {**findings.as_json(), "columns": [facts.as_json() for facts in columns]}
         if self.report is not None:
             from icql.data.validation.page import write_report
 
             with Display().work("report", 1) as work:
-                page = write_report(self.report, self.dataset, findings, source)
+                page = write_report(self.report, self.dataset, findings, source, columns)
                 work.update(1)
             result["report"] = str(page)
+        for line in table(columns) if columns else ():
+            self.say(line)
         for kind, group in (("error", findings.errors), ("warning", findings.warnings)):
             for finding in group:
                 self.say(f"{kind} {finding.rule}: {', '.join(finding.place)}: {finding.message}")
@@ -181,6 +190,59 @@ class Validate(DatasetOptions):
                 print(json.dumps(result, allow_nan=False))
             raise SystemExit(UserError.exit_code)
         return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Init(Options):
+    """Write a mapping for a CSV or Parquet log, with guessed columns, types, bounds and flags.
+
+    It says why each was guessed and is to be edited; 'icql data validate LOG' then checks it. All
+    rows are read for the bounds of actions, the levels of categories and the number of gaps;
+    nothing in the log is executed or changed.
+    """
+
+    log: tyro.conf.Positional[str]
+    """File, or a pattern such as 'logs/*.csv' for several with the same columns."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Mapping to write; by default LOG.toml, of several files columns.toml beside them."""
+    separator: str | None = None
+    """What separates cells of CSV, where it cannot be found."""
+    decimal: str | None = None
+    """The decimal sign of CSV, where it cannot be found."""
+    force: Flag = False
+    """Replace a mapping that is there."""
+
+    def execute(self) -> Result:
+        """Guess, write, show."""
+        from icql.data.formats.guess import guess_mapping
+
+        path = Path(self.log).expanduser()
+        if path.suffix.lower() not in mapped_suffixes():
+            known = ", ".join(mapped_suffixes())
+            raise UserError(f"only logs of columns ({known}) have a mapping.", where=self.log)
+        for sign, option in ((self.separator, "--separator"), (self.decimal, "--decimal")):
+            if sign is not None and len(sign) != 1:
+                raise UserError(f"must be one character, not {sign!r}.", where=option)
+        out = self.out or beside(path)[0]
+        if out.exists() and not self.force:
+            raise UserError("it exists already.", where=str(out), fix="Add --force to replace it.")
+        guess = guess_mapping(path, separator=self.separator, decimal=self.decimal)
+        text = guess.text(f"{out.name}: which columns of {path.name} are what")
+        try:
+            with atomic(out) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"it cannot be written ({error.strerror}).", where=str(out)) from error
+        self.say(text)
+        elsewhere = "" if out in beside(path) else f" --columns {out}"
+        self.say(f"written: {out}; edit it, then: icql data validate {self.log}{elsewhere}")
+        return {
+            "mapping": str(out),
+            "columns": guess.values,
+            "why": guess.why,
+            "gaps": guess.gaps,
+            "left_out": guess.left_out,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +289,7 @@ class Coverage(DatasetOptions):
             write_json(self.out / "coverage.json", result)
         self.say(f"{found.name}: {found.verdict()}")
         self.say("   k   nearest (median)   of other episodes   in steps   own episode   isolated")
+        lonely = [r for r in result["regions"] if r["level"] == "too sparse"]
         for row in result["neighbours"]:
             keys = ("distance", "held_out", "held_out_in_steps")
             near, other, steps = (
@@ -236,6 +299,8 @@ class Coverage(DatasetOptions):
                 f"{row['k']:>4}   {near:>16}   {other:>17}   {steps:>8}   "
                 f"{row['own_episode']:>11.0%}   {row['isolated']:>8.0%}"
             )
+        for region in lonely:
+            self.say(f"too sparse in region {region['region']}: {region['where']}")
         if self.out is not None:
             self.say(f"written: {self.out / 'coverage.png'}, {self.out / 'coverage.json'}")
         return result

@@ -33,13 +33,18 @@ usage: icql data COMMAND [OPTIONS]      (every command has --help; --json for ma
 {commands}
 
 A dataset is a task's name, a file or folder ({kinds}).
-The columns of CSV and Parquet logs are named by a TOML file beside them, e.g. logs.csv.toml:
-  observation = "obs_*"
-  action = ["torque"]
-  reward = "reward"
-  episode = "run"
-  time = "t"
+The columns of CSV and Parquet logs are named by a TOML file beside them, e.g. logs.csv.toml, which
+'icql data init logs.csv' writes with guesses to be edited:
+  observation = ["pressure", "mode", "running"]
+  action = ["valve"]
+  reward = "profit"
+  episode = "shift"
+  time = "timestamp"
   terminal = "failed"
+  categories = ["mode"]
+  gaps = "hold"
+  action_bounds = {{valve = [0, 100]}}
+Several files are named by a pattern, 'logs/*.csv'. docs/mapping.md has every key.
 """
 
 BENCH = """\
@@ -71,11 +76,12 @@ COMMANDS: dict[str, Command | Group] = {
     "evaluate": Command("score the policies of a run in their environment", "evaluate:Evaluate"),
     "compare": Command("final scores of several runs side by side", "compare:Compare"),
     "data": Group(
-        "list, show, validate, convert, fetch and collect datasets",
+        "list, show, map, validate, convert, fetch and collect datasets",
         DATA,
         {
             "list": Command("tasks, and which of their datasets are on this machine", "data:List"),
             "show": Command("counts, returns and score of a dataset", "data:Facts"),
+            "init": Command("write a mapping for a log, to be edited", "data:Init"),
             "validate": Command("look for mistakes in a dataset before training", "data:Validate"),
             "coverage": Command(
                 "how dense the data is: is local estimation possible?", "data:Coverage"
@@ -114,7 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if arguments else UserError.exit_code
     except UserError as error:
         if "--json" in arguments:
-            print(json.dumps({"error": vars(error)}))  # what, where, fix
+            said = {"what": error.what, "where": error.where, "fix": error.fix}
+            print(json.dumps({"error": said}))
         print(f"icql: error: {error}", file=sys.stderr)
         return UserError.exit_code
     except KeyboardInterrupt as stop:  # a command may say how to go on

@@ -45,6 +45,9 @@ class Train(Options, Generic[S]):
     """Task of the table: environment, reference scores and settings, e.g. kitchen-complete-v0."""
     dataset: str | None = None
     """Data set by name or file; by default the task's own, or the embedded hopper-mini."""
+    columns: Path | None = None
+    """File that says which columns of a CSV or Parquet log are what; by default the one beside
+    it."""
     preset: PresetName = "quick"
     """quick: minutes on two CPU cores; paper: the paper's values; robust: these, with the
     same strong policy network for every method."""
@@ -80,6 +83,7 @@ class Train(Options, Generic[S]):
             algo=start.algo,
             task=start.task,
             dataset=start.dataset,
+            columns=None if start.columns is None else Path(start.columns),
             preset=cast(PresetName, start.preset),  # a plan has none that does not exist
             seeds=len(start.seeds),
             seed=start.seeds[0],
@@ -99,6 +103,7 @@ class Train(Options, Generic[S]):
             algo=self.algo,
             task=self.task,
             dataset=self.dataset,
+            columns=None if self.columns is None else str(self.columns),
             preset=self.preset,
             seeds=self.seeds,
             seed=self.seed,

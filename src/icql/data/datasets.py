@@ -14,9 +14,10 @@ from typing import Any, TypedDict, Unpack
 
 from icql.data.arrays import IN_MEMORY, Room, scratch
 from icql.data.download import cached_file
+from icql.data.faults import LogError
 from icql.data.formats.csv_log import read_csv
 from icql.data.formats.d4rl import read_d4rl, write_d4rl
-from icql.data.formats.mapping import Given
+from icql.data.formats.mapping import Given, files_of, read_columns
 from icql.data.formats.minari_source import PREFIX, is_minari, read_minari, write_minari
 from icql.data.formats.npz import read_source, write_source
 from icql.data.formats.parquet_log import read_parquet, write_parquet
@@ -82,6 +83,11 @@ def suffixes(*, written: bool = False) -> list[str]:
     return [s for form in FORMATS if form.write or not written for s in form.suffixes]
 
 
+def mapped_suffixes() -> list[str]:
+    """The suffixes of logs whose columns a mapping names."""
+    return [suffix for form in FORMATS if form.columns for suffix in form.suffixes]
+
+
 def kinds(*, written: bool = False) -> str:
     """The kinds of data that can be read, or `written`, for messages."""
     return f"{', '.join(suffixes(written=written))} and {PREFIX}ID"
@@ -99,7 +105,8 @@ def load_dataset(
 
     Args:
         name_or_path: a dataset shipped with the package (`hopper-mini`), a file (`.hdf5`, `.h5`,
-            `.npz`, `.csv`, `.parquet`), a store (`.icql`, whose arrays stay on disk and are mapped
+            `.npz`, `.csv`, `.parquet`; a pattern such as `logs/*.csv`, or a mapping that names its
+            `files`, for several), a store (`.icql`, whose arrays stay on disk and are mapped
             into memory), the folder of a Minari dataset, a Minari id (`minari:ID`, or an id with a
             namespace), or a D4RL name, whose file is looked for in `$ICQL_D4RL_DIR` and among the
             fetched ones (`icql data fetch`).
@@ -111,7 +118,7 @@ def load_dataset(
         UserError: if there is no such data, or something is wrong with it.
     """
     found = _open(name_or_path, task=task, columns=columns)
-    return found if isinstance(found, Transitions) else found.transitions()
+    return found if isinstance(found, Transitions) else found.transitions()  # if it is sound
 
 
 def load_steps(name_or_path: str | Path, room: Room = IN_MEMORY, **meant: Unpack[Meant]) -> Source:
@@ -123,7 +130,7 @@ def load_steps(name_or_path: str | Path, room: Room = IN_MEMORY, **meant: Unpack
             where=str(name_or_path),
             fix="Name the file it was made of.",
         )
-    return found
+    return found.sound()
 
 
 def examine(name_or_path: str | Path, **meant: Unpack[Meant]) -> Looked:
@@ -144,6 +151,8 @@ def validate_dataset(name_or_path: str | Path, **meant: Unpack[Meant]) -> Looked
     """As `examine`, but data that cannot be read has one finding, mostly `unreadable`."""
     try:
         return examine(name_or_path, **meant)
+    except LogError as error:
+        return Findings(errors=tuple(map(Finding.of, error.faults))), None
     except UserError as error:
         # The readers say the row and the column in words.
         row = re.search(r"\brow (\d+)", error.what)
@@ -272,6 +281,11 @@ def _open(
     name, task, columns = str(name_or_path), meant.get("task"), meant.get("columns")
     path, form = Path(name).expanduser(), _format(name)
     chosen = None if task is None else get_task(task)
+    if path.suffix.lower() == ".toml" and path.is_file():
+        if columns is not None:
+            raise UserError("it is a mapping itself.", where=name, fix="Leave --columns out.")
+        columns = read_columns(path)
+        form = _format(files_of(path, columns)[0].name)
     if form is None and is_task(name):
         path = _own_file(name)
         form, chosen = _format(path.name), chosen or get_task(name)

@@ -11,7 +11,7 @@ The rule (D4RL's, and the one TD needs):
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,8 @@ from icql.data.arrays import (
     not_finite,
     vector,
 )
+from icql.data.faults import Fault, refuse
+from icql.data.signals import Signals
 from icql.errors import UserError
 
 if TYPE_CHECKING:
@@ -172,6 +174,7 @@ class DataInfo:
     episode_returns: tuple[float, ...] = ()  # undiscounted, of whole logged episodes
     episode_lengths: tuple[int, ...] = ()
     episode_scores: tuple[float, ...] = ()  # what the task scores, before normalisation
+    signals: Signals = field(default_factory=Signals)  # names, units, bounds of the numbers
 
 
 @dataclass(frozen=True)
@@ -317,10 +320,19 @@ class Source:
     steps: Steps
     info: DataInfo
     task: Task | None = None
+    faults: tuple[Fault, ...] = ()  # what the reader found; with errors, steps hold NaN for them
+    gaps: Mapping[str, int] = field(default_factory=dict)  # column → empty cells that it had
+    mapping: str | None = None  # the mapping file that says what columns are, there or not
+
+    def sound(self) -> Source:
+        """This log, if its reader found no errors in it; else a `LogError` with all of them."""
+        if self.faults:
+            refuse(self.faults)
+        return self
 
     def transitions(self, room: Room = IN_MEMORY) -> Transitions:
         """The transitions (s, a, r, s', a') of these steps, put into `room`."""
-        actions = self.steps.actions
+        actions = self.sound().steps.actions
         if self.task is not None:
             unit = self.task.unit_actions
         else:

@@ -14,8 +14,8 @@ The share of isolated states gives the verdict. `docs/coverage.md` has its numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ PAIRS = 10_000  # random pairs that this distance is the median of
 TOO_SPARSE, IN_PLACES = 0.5, 0.15  # share of isolated states from which on
 SIDE = 4  # regions of the state map along either direction
 HEADLINE = 20  # the verdict is that of the k nearest to this, the paper's size of a context
+TELLING = 2  # columns that a region is named by
 PERCENTILES = (5, 10, 25, 50, 75, 90, 95)
 
 
@@ -62,6 +63,7 @@ class Coverage:
     plane: Array  # (Q, 2) the state map
     region: Rows  # (Q,) 0 … SIDE² − 1
     space: SpaceName = "raw"  # what distances are measured on
+    where: Mapping[int, str] = field(default_factory=dict)  # region → ranges of telling columns
 
     @property
     def isolated(self) -> NDArray[np.bool_]:
@@ -99,7 +101,10 @@ class Coverage:
             return f"too sparse for local estimates here: {reasons}"
         if self.level == "sparse in places":
             worst = [r["region"] for r in self.regions() if r["level"] == "too sparse"]
-            where = f" Too sparse in regions {', '.join(map(str, worst))}." if worst else ""
+            named = "; ".join(
+                f"{r} ({self.where[r]})" if r in self.where else f"{r}" for r in worst
+            )
+            where = f" Too sparse in regions {named}." if worst else ""
             return f"sparse in places: {reasons}{where}"
         return f"dense enough for local estimates: only {reasons}"
 
@@ -122,6 +127,7 @@ class Coverage:
             found.append(
                 {
                     "region": region,
+                    "where": self.where.get(region, ""),
                     "states": int(rows.sum()),
                     "centre": self.plane[rows].mean(0).tolist(),
                     "isolated": isolated,
@@ -200,6 +206,7 @@ def coverage(
     measured = find_space(data, settings, cache_dir=cache_dir, progress=progress)
     moved = _apart(measured, data.next_states, data.states)
     plane = state_map(data.states)[rows]
+    region = _equal_regions(plane)
     return Coverage(
         data.info.name,
         len(data),
@@ -209,9 +216,31 @@ def coverage(
         float(np.median(_apart(measured, pairs[0], pairs[1]))),
         *_neighbours(data, rows, ks, settings, measured, progress),
         plane,
-        _equal_regions(plane),
+        region,
         space,
+        _ranges(data, rows, region),
     )
+
+
+def _ranges(data: Transitions, rows: Rows, region: Rows) -> dict[int, str]:
+    """Where each region is: the columns it differs in most, each with its middle 80 %."""
+    signals, states = data.info.signals, data.states[rows].astype(np.float64)
+    names = signals.observation or [f"column {i}" for i in range(states.shape[1])]
+    middle, spread = np.median(states, axis=0), states.std(axis=0)
+    moving = np.where(spread > 0, spread, np.inf)
+    whole = np.ptp(np.percentile(states, (10, 90), axis=0), axis=0)
+    found = {}
+    for one in np.unique(region).tolist():
+        here = states[region == one]
+        away = np.abs(np.median(here, axis=0) - middle) / moving
+        low, high = np.percentile(here, (10, 90), axis=0)
+        # a range as wide as that of all states says nothing
+        told = away * np.clip(1 - (high - low) / np.where(whole > 0, whole, np.inf), 0.01, 1)
+        found[one] = ", ".join(
+            f"{names[i]} {low[i]:.4g} … {high[i]:.4g} {signals.units.get(names[i], '')}".rstrip()
+            for i in np.argsort(-told, kind="stable")[:TELLING].tolist()
+        )
+    return found
 
 
 def _neighbours(

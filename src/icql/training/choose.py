@@ -39,6 +39,7 @@ def choose(plan: Plan, data: Transitions, given: Collection[str] = ()) -> tuple[
 
     plan = replace(
         chosen,
+        columns=plan.columns,
         settings=override(chosen.settings, asked(start.settings, plan.settings)),
         run=override(chosen.run, asked(start.run, plan.run)),
         seeds=plan.seeds,

@@ -29,6 +29,7 @@ class Plan:
     algo: str
     task: str | None  # of the table; None: no environment, no score
     dataset: str
+    columns: str | None = None  # the mapping of a log, where it does not lie beside it
     preset: str
     settings: Any
     run: RunSettings
@@ -43,6 +44,7 @@ class Plan:
         *,
         task: str | None = None,
         dataset: str | None = None,
+        columns: str | None = None,
         preset: str | None = None,
     ) -> Plan:
         """Return the plan of a preset, with one seed; what is not given has its default."""
@@ -56,7 +58,14 @@ class Plan:
         name = None if named is None else named.name
         chosen = vars(resolve_preset(algo, preset, name))  # settings, run, sources
         return cls(
-            algo=algo, task=name, dataset=dataset, preset=preset, seeds=(0,), grid={}, **chosen
+            algo=algo,
+            task=name,
+            dataset=dataset,
+            columns=columns,
+            preset=preset,
+            seeds=(0,),
+            grid={},
+            **chosen,
         )
 
     @classmethod
@@ -69,6 +78,7 @@ class Plan:
                 algo=recorded["algo"],
                 task=recorded["task"],
                 dataset=recorded["dataset"],
+                columns=recorded.get("columns"),
                 preset=recorded["preset"],
                 settings=read_back(defaults, recorded["settings"], where=where),
                 run=read_back(RunSettings(), recorded["run"], where=where),
@@ -92,7 +102,7 @@ class Plan:
         """Return the plan with what is given in place of its own.
 
         `seed` is the first of `seeds`, `settings` and `run` are changes by dotted name, and `named`
-        are algo, task, dataset and preset.
+        are algo, task, dataset, columns and preset.
         """
         first = self.seeds[0] if seed is None else seed
         count = len(self.seeds) if seeds is None else seeds
@@ -130,7 +140,9 @@ class Plan:
                 where="--steps",
                 fix="Start a longer run with another --out.",
             )
-        return dataclasses.replace(self, run=asked.run, dataset=asked.dataset)
+        return dataclasses.replace(
+            self, run=asked.run, dataset=asked.dataset, columns=asked.columns
+        )
 
     def _options(self) -> dict[str, Any]:
         """What decides the outcome, by the names of the command line's options."""

@@ -59,11 +59,12 @@ def load_policy(run: str | Path) -> TrainedPolicy:
 
 
 def load_critic(
-    run: str | Path, *, dataset: str | Path | None = None
+    run: str | Path, *, dataset: str | Path | None = None, columns: str | Path | None = None
 ) -> TrainedCritic | GraphCritic:
     """Load the final critics of a run together with the data that a local critic retrieves from.
 
-    `dataset` says where the data is now, if not where it was when the run was made. The critic of
+    `dataset` says where the data is now, if not where it was when the run was made, and `columns`
+    where its mapping is, if not beside it. The critic of
     icql-graph is the solved graph.
     """
     folder, plan, algorithm = _opened(run)
@@ -71,7 +72,8 @@ def load_critic(
     if not learned and not solved:
         raise UserError(f"{plan.algo} has no critic.", where=str(folder.path))
     _require_finished(folder, folder.critic_path if learned else folder.graph_path)
-    data = load_dataset(dataset or plan.dataset, task=plan.task)
+    known = plan.columns if dataset is None else None
+    data = load_dataset(dataset or plan.dataset, task=plan.task, columns=columns or known)
     folder.check_data(data)
     if not isinstance(algorithm, HasCritics):
         q = load_arrays(folder.graph_path).get("q")

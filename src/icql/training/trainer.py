@@ -65,7 +65,7 @@ def run_training(
     with stopping_together():
         if is_first() and not resume:
             RunFolder.check_free(out)
-        findings, _ = examine(plan.dataset, task=plan.task)
+        findings, _ = examine(plan.dataset, task=plan.task, columns=plan.columns)
         data = findings.usable(plan.dataset)
         for warning in findings.warnings:
             display.say(f"warning: {warning.message}")
@@ -296,7 +296,11 @@ def open_folder(plan: Plan, data: Transitions, out: Path, *, resume: bool) -> Ru
     """
     if resume:
         folder = RunFolder.open(out)
-        changes = {"dataset": plan.dataset, "run": dataclasses.asdict(plan.run)}
+        changes = {
+            "dataset": plan.dataset,
+            "columns": plan.columns,
+            "run": dataclasses.asdict(plan.run),
+        }
         write_json(folder.manifest_path, folder.manifest | changes)
         return folder
     manifest = {

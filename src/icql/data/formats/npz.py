@@ -21,6 +21,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from icql.data.arrays import IN_MEMORY, Floats, Room, bytes_in_memory, check_kind, matrix, reading
+from icql.data.signals import Signals
 from icql.data.tasks import Task, find_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
 from icql.errors import UserError
@@ -53,8 +54,11 @@ def write_npz(path: str | Path, steps: Steps, meta: dict[str, Any] | None = None
 
 
 def write_source(path: Path, source: Source) -> None:
-    """Write a log and the name of its task, as `write_npz` does."""
-    write_npz(path, source.steps, {"task": source.task.name} if source.task else {})
+    """Write a log, the name of its task and what its numbers are, as `write_npz` does."""
+    meta: dict[str, Any] = {"task": source.task.name} if source.task else {}
+    if source.info.signals:
+        meta["signals"] = source.info.signals.as_json()
+    write_npz(path, source.steps, meta)
 
 
 def check_chain(steps: Steps, where: str) -> None:
@@ -99,7 +103,13 @@ def read_source(path: Path, task: Task | None = None, room: Room = IN_MEMORY) ->
     steps, meta = read_npz(path, room)
     if task is None and "task" in meta:
         task = get_task(str(meta["task"]))
-    return Source(steps, DataInfo(path.stem, source=str(path)), task or find_task(path.name))
+    signals = Signals()
+    if "signals" in meta:
+        signals = Signals.from_json(meta["signals"], str(path))
+        if not signals.fits(steps.observations.shape[1], steps.actions.shape[1]):
+            raise UserError("`meta` names other columns than it has.", where=str(path))
+    info = DataInfo(path.stem, source=str(path), signals=signals)
+    return Source(steps, info, task or find_task(path.name))
 
 
 def _with_successors(steps: Steps, final: Floats, source: str, room: Room) -> Steps:

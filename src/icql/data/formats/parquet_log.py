@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.data.arrays import Floats, Room, blocks, reading
-from icql.data.formats.mapping import KEYS, Given, choose, columns_of
+from icql.data.formats.assemble import assemble
+from icql.data.formats.mapping import (
+    KEYS,
+    Given,
+    choose,
+    columns_of,
+    files_of,
+    same_columns,
+)
 from icql.data.formats.tabular import LogTable, arrow
+from icql.data.signals import Signals
 from icql.data.tasks import Task
 from icql.data.transitions import Source
 from icql.errors import UserError
@@ -22,25 +32,51 @@ _META = b"icql"  # key of what a Parquet file of ours says about itself
 
 
 def read_parquet(path: Path, task: Task | None, room: Room, columns: Given) -> Source:
-    """Read a Parquet log; `columns` is its mapping or the file that holds it."""
+    """Read a Parquet log; `columns` is its mapping or the file that holds it.
+
+    The name of `path` may be a pattern that stands for several files.
+    """
     parquet, pa = arrow("pyarrow.parquet", path), arrow("pyarrow", path)
     mapping = columns_of(path, columns)
+    files = files_of(path, mapping)
     # What Arrow raises depends on where in the file the damage is.
     damage = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, MemoryError)
-    with reading("Parquet", path, *damage), parquet.ParquetFile(path, memory_map=True) as file:
-        schema, rows = file.schema_arrow, file.metadata.num_rows
+    with ExitStack() as opened:
+        parts = []
+        for file in files:
+            opened.enter_context(reading("Parquet", file, *damage))
+            parts.append(opened.enter_context(parquet.ParquetFile(file, memory_map=True)))
+        same_columns(files, [part.schema_arrow.names for part in parts])
+        schema = parts[0].schema_arrow
         chosen = choose(mapping, schema.names, str(path))
         names = list(chosen.names(*KEYS))
+        starts = [0, *np.cumsum([part.metadata.num_rows for part in parts]).tolist()]
+        rows = starts[-1]
         room.check(rows * len(names) * 4, rows, str(path))
         if room.folder is None or not rows:
             # One column at a time: beside the arrays that stay, memory holds a single column.
-            table = LogTable.whole(path, rows, lambda name: file.read([name]).column(name))
+            def column(name: str) -> Any:
+                kind = schema.field(name).type
+                read = [part.read([name]).column(name).cast(kind) for part in parts]
+                return pa.chunked_array([chunk for one in read for chunk in one.chunks], kind)
+
+            numbered = tuple(zip(files, starts, strict=False))
+            table = LogTable.whole(path, numbered, rows, column)
         else:
             size = next(blocks(rows, len(names))).stop
-            batches = file.iter_batches(size, columns=names)
+            batches = (
+                (file, part.iter_batches(size, columns=names))
+                for file, part in zip(files, parts, strict=True)
+            )
             table = LogTable.spooled(path, batches, room.folder)
-        said = mapping.task or _own_task(schema.metadata or {}, path)
-        return table.source(replace(chosen, task=said), task, room)
+        own = _own(schema.metadata or {}, path)
+        said = own.get("task") if isinstance(own.get("task"), str) else None
+        source = assemble(table, replace(chosen, task=mapping.task or said), task, room)
+    signals = Signals.from_json(own.get("signals"), str(path))
+    steps = source.steps
+    if mapping.origin or not signals.fits(steps.observations.shape[1], steps.actions.shape[1]):
+        return source
+    return replace(source, info=replace(source.info, signals=signals or source.info.signals))
 
 
 def write_parquet(path: Path, source: Source) -> None:
@@ -61,18 +97,19 @@ def write_parquet(path: Path, source: Source) -> None:
         **_numbered("next_observation", steps.next_observations),
         **({} if steps.valid is None else {"valid": steps.valid}),
     }
-    meta = {_META: json.dumps({"task": source.task and source.task.name})}
+    own = {"task": source.task and source.task.name, "signals": source.info.signals.as_json()}
+    meta = {_META: json.dumps(own)}
     with atomic(path) as temporary:
         parquet.write_table(pa.table(table).replace_schema_metadata(meta), temporary)
 
 
-def _own_task(metadata: dict[bytes, bytes], path: Path) -> str | None:
+def _own(metadata: dict[bytes, bytes], path: Path) -> dict[str, Any]:
+    """What a file of ours says about itself; of others, nothing."""
     try:
         own = json.loads(metadata.get(_META, b"{}").decode())
     except ValueError as error:
         raise UserError(f"its metadata is not JSON ({error}).", where=str(path)) from error
-    task = own.get("task") if isinstance(own, dict) else None
-    return task if isinstance(task, str) else None
+    return own if isinstance(own, dict) else {}
 
 
 def _numbered(name: str, matrix: Floats | None) -> dict[str, Floats]:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.data.arrays import IN_MEMORY, Room
+from icql.data.signals import Signals
 from icql.data.tasks import Task
 from icql.data.transitions import DataInfo, Source, Transitions
 from icql.data.validation.findings import Finding
@@ -76,6 +77,7 @@ def _describe(folder: Path, data: Transitions, findings: Sequence[Finding]) -> N
         "task": info.task,
         "dropped": info.dropped,
         "warnings": list(info.warnings),
+        "signals": info.signals.as_json(),
         "findings": [asdict(finding) for finding in findings],
         "transitions": len(data),
         "data_hash": data.content_hash(),
@@ -106,13 +108,19 @@ def open_store(path: str | Path, task: Task | None = None, room: Room = IN_MEMOR
                 f"does not have the shape of {first}.npy.", where=str(folder / f"{second}.npy")
             )
     episodes = {name: _load(folder, name, *kind) for name, kind in EPISODES.items()}
+    signals = Signals.from_json(content.get("signals"), str(folder / "store.json"))
+    if not signals.fits(arrays["states"].shape[1], arrays["actions"].shape[1]):
+        raise UserError("`signals` names other columns.", where=str(folder / "store.json"))
     info = DataInfo(
         content["name"],
         source=str(path),
         task=content["task"],
         dropped=content["dropped"],
         warnings=tuple(content["warnings"]),
-        **{name: tuple(array.tolist()) for name, array in episodes.items()},
+        signals=signals,
+        episode_returns=tuple(episodes["episode_returns"].tolist()),
+        episode_lengths=tuple(episodes["episode_lengths"].tolist()),
+        episode_scores=tuple(episodes["episode_scores"].tolist()),
     )
     if task is not None and task.name != info.task:
         info = replace(info, task=task.name, episode_scores=())

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
 from icql.data.arrays import Bools, Doubles, Rows, Test, blocks, moments, tally
+from icql.data.faults import Fault, Severity
+from icql.data.signals import Signals
 from icql.data.tasks import Task
-from icql.data.transitions import Steps, Transitions
+from icql.data.transitions import Source, Steps, Transitions
 from icql.errors import UserError
 
 ROUNDING = 1e-6  # of a column's largest number
-Severity = Literal["error", "warning"]
 Found = Iterator[tuple[Severity, str, int | None, str | None, str]]  # …, rule, row, column, message
 
 
@@ -27,6 +28,11 @@ class Finding:
     row: int | None
     column: str | None
     message: str
+
+    @classmethod
+    def of(cls, fault: Fault) -> Finding:
+        """What a reader found."""
+        return cls(fault.rule, fault.file, fault.row, fault.column, fault.message)
 
     @property
     def place(self) -> tuple[str, ...]:
@@ -81,10 +87,13 @@ class Examined:
     starts: Rows  # (E,) first row of every episode, a last unfinished one included
     last: Rows  # (E,) last row of every episode
     scale: Doubles  # (obs,) standard deviation of the good rows; 1 where it is rounding
+    signals: Signals = field(default_factory=Signals)  # what the columns are called
+    mapping: str | None = None  # the file to paste settings of columns into, for tables
 
     @classmethod
-    def of(cls, steps: Steps, task: Task | None) -> Examined:
+    def of(cls, source: Source) -> Examined:
         """Look once at everything."""
+        steps = source.steps
         ends = steps.ends
         good = np.empty(len(steps), np.bool_)
         largest = np.ones(steps.observations.shape[1], np.float32)
@@ -98,7 +107,14 @@ class Examined:
         spread[spread <= ROUNDING * largest] = 1.0
         starts = np.flatnonzero(np.append(True, ends[:-1]))
         last = np.append(starts[1:] - 1, len(steps) - 1)
-        return cls(steps, task, ends, good, starts, last, scale=spread)
+        named = source.info.signals, source.mapping
+        return cls(steps, source.task, ends, good, starts, last, spread, *named)
+
+    def name(self, array: str, column: int) -> str:
+        """What a column of `observations` or `actions` is called, or its number."""
+        names = {"observations": self.signals.observation, "actions": self.signals.action}
+        known = names.get(array, ())
+        return known[column] if known else f"{array}[{column}]"
 
     def pair(self, rows: slice, *, across: bool = False) -> Bools:
         """Good rows whose next row is good and belongs to the same episode (`across`: another).
@@ -116,6 +132,11 @@ class Examined:
             lambda rows: self.pair(rows, across=across) & (True if test is None else test(rows)),
             width=self.steps.observations.shape[1] if test else 1,
         )
+
+    def acted(self, rows: slice) -> Bools:
+        """Valid rows with a finite action, whatever their observation is."""
+        finite: Bools = np.asarray(np.isfinite(self.steps.actions[rows]).all(axis=1))
+        return finite if self.steps.valid is None else finite & self.steps.valid[rows]
 
     def scaled(self, rows: Rows) -> Doubles:
         """Observations of these rows in units of their standard deviation."""

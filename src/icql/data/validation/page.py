@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -13,16 +14,24 @@ from matplotlib.ticker import MaxNLocator
 from icql.data.pictures import BLUE, GREY, ORANGE, draw_map, figure, inline
 from icql.data.tasks import Task
 from icql.data.transitions import Source, Steps, Transitions
+from icql.data.validation.columns import ColumnFacts
 from icql.data.validation.findings import Findings, counted
 from icql.files import atomic
 
 POINTS = 200  # of a curve over the steps of an episode
+ACTIONS, BESIDE = 12, 3  # actions at most that are drawn, in all and side by side
 
 
-def write_report(folder: str | Path, name: str, findings: Findings, source: Source | None) -> Path:
+def write_report(
+    folder: str | Path,
+    name: str,
+    findings: Findings,
+    source: Source | None,
+    columns: Sequence[ColumnFacts] = (),
+) -> Path:
     """Write `report.html` into `folder`, made if it is missing, and return its path.
 
-    `name` says what was validated; without a `source` it could not be read.
+    `name` says what was validated; without a `source` it could not be read. `columns` are listed.
     """
     title = name if source is None else source.info.name
     body = [
@@ -33,8 +42,9 @@ def write_report(folder: str | Path, name: str, findings: Findings, source: Sour
     if findings.transitions is not None and source is not None:
         body.append(_numbers(source.steps, findings.transitions, source.task))
     body.append(_listed(findings))
+    body += [_columns(columns)] if columns else []
     if findings.transitions is not None:
-        body.append(_pictures(findings.transitions))
+        body.append(_pictures(findings.transitions, columns))
     page = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
     path = Path(folder) / "report.html"
     with atomic(path) as temporary:
@@ -89,14 +99,58 @@ def _listed(findings: Findings) -> str:
     return f"<h2>Findings</h2>{''.join(parts) or '<p>None.</p>'}"
 
 
-def _pictures(data: Transitions) -> str:
-    captions = {
+def _columns(columns: Sequence[ColumnFacts]) -> str:
+    def number(x: float | None) -> str:
+        return "–" if x is None else f"{x:.4g}"
+
+    heads = ("column", "role", "unit", "min", "max", "mean", "spread", "gaps", "values", "")
+    rows = (
+        (
+            facts.name,
+            facts.role,
+            facts.unit,
+            *map(number, (facts.low, facts.high, facts.mean, facts.spread)),
+            f"{facts.gaps:,}",
+            "constant" if facts.constant else f"{facts.different:,}",
+            facts.bars,
+        )
+        for facts in columns
+    )
+    head = "".join(f"<th>{text}</th>" for text in heads)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return f'<h2>Columns</h2><div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _actions(columns: Sequence[ColumnFacts]) -> dict[str, Figure]:
+    """Histograms of the actions in the units of the log, a few side by side."""
+    acted = [f for f in columns if f.role == "action" and f.low is not None][:ACTIONS]
+    drawn = {}
+    for first in range(0, len(acted), BESIDE):
+        group = acted[first : first + BESIDE]
+        picture, panels = figure(panels=len(group))
+        for axes, facts in zip(panels, group, strict=True):
+            low, high = facts.low or 0.0, facts.high or 0.0
+            bins = len(facts.histogram)
+            edges = np.linspace(low, high if high > low else low + 1, bins + 1)
+            axes.bar(edges[:-1], facts.histogram, np.diff(edges), align="edge", color=BLUE)
+            axes.set(xlabel=f"{facts.name} {facts.unit}".rstrip()[:40].replace("$", r"\$"))
+        panels[0].set(ylabel="steps")
+        which = f" ({first + 1}–{first + len(group)})" if len(acted) > BESIDE else ""
+        drawn[f"Actions that were logged{which}."] = picture
+    return drawn
+
+
+def _pictures(data: Transitions, columns: Sequence[ColumnFacts]) -> str:
+    captions: dict[str, Figure | None] = {
         "Undiscounted return of every whole episode.": _histogram(data, "return"),
         "Length of every whole episode.": _histogram(data, "length"),
         "Reward at each step of an episode: median, middle 80 % and number of episodes that "
         "reach the step.": _reward_over_time(data),
         "State map: the two principal directions of the standardised states, coloured by the "
         "discounted return that followed.": _map(data),
+        **_actions(columns),
     }
     parts = (
         f'<figure><img alt="{escape(text)}" src="{inline(drawn)}">'

@@ -20,8 +20,9 @@ from __future__ import annotations
 import numpy as np
 
 from icql.data.arrays import Bools, Doubles, Floats, Rows, Test, blocks, pick
+from icql.data.faults import Severity
 from icql.data.transitions import Steps
-from icql.data.validation.findings import Examined, Found, Severity, counted
+from icql.data.validation.findings import Examined, Found, counted
 
 FINE = 1e-3  # of a column's standard deviation: what counts as the same number
 COMPARED = 2_000  # rows at most that are compared with the first states

@@ -3,11 +3,15 @@
 Rules and their limits:
 
 * `non_finite` (error): NaN or Inf in a row that is not marked invalid. `invalid_rows`: marked ones.
+* Of tables, what the reader found, of every column: `wrong_cells`, `wrong_type`, `ragged`,
+  `levels`, `flags`, `times`, `gaps`, `same_step`, `early_end`, `outside_bounds` (errors);
+  `swapped_rows`, `order_unchecked`, and `gaps` that were filled (warnings).
 * `unordered`, `episode_crossing`, `repeated_steps`, `shifted_rewards`: see `row_order`.
 * `timeouts_as_terminals`: many terminals exactly at the episode limit; for an unknown task, at the
   greatest episode length.
 * `discrete_actions` (error): whole numbers only, some beyond ±1, or one-hot rows only.
-* `constant_dimension`, `actions_out_of_bounds`.
+* `constant_dimension`; `actions_out_of_bounds`, an error where a mapping can give the bounds.
+* `scales`: columns of a state that spread a thousand times wider than others.
 * `duplicate_episodes`: equal length, and return and states at eight times that agree within a
   thousandth of a standard deviation. Copies that were cut or continued are not seen.
 * `no_transitions` (error): no episode ends, or nothing is left.
@@ -16,7 +20,9 @@ Rules and their limits:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,14 +35,23 @@ from icql.data.arrays import (
     Rows,
     blocks,
     groups,
+    moments,
     not_finite,
     tally,
 )
 from icql.data.transitions import Source
-from icql.data.validation.findings import Examined, Finding, Findings, Found, counted
+from icql.data.validation.findings import (
+    ROUNDING,
+    Examined,
+    Finding,
+    Findings,
+    Found,
+    counted,
+)
 from icql.data.validation.row_order import FINE, repeated_steps, shifted_rewards, successors
 from icql.errors import UserError
 
+SCALES = 1_000  # times that one column's spread may be another's
 TIMES = 8  # states of an episode by which copies are recognised
 
 
@@ -44,26 +59,29 @@ def validate(source: Source, room: Room = IN_MEMORY) -> Findings:
     """Look for every known defect in a log; without errors, its transitions are put into `room`.
 
     Returns:
-        One finding per rule and array, at the first row that shows it.
+        One finding per rule and column or array, at the first row that shows it.
 
     Raises:
         UserError: if the arrays do not fit together.
     """
-    errors, warnings = _look(source)
+    file = source.info.source or source.info.name
+    errors, warnings = _look(replace(source, steps=source.steps.checked(file)), file)
     if errors:
         return Findings(errors, warnings)
     return Findings(errors, warnings, source.transitions(room))
 
 
-def _look(source: Source) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+def _look(source: Source, file: str) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
     """Errors and warnings."""
-    file = source.info.source or source.info.name
-    log = Examined.of(source.steps.checked(file), source.task)
-    found = {
-        "error": list[Finding](),
-        "warning": [Finding("reader", file, None, None, text) for text in source.info.warnings],
-    }
-    for rule in RULES:
+    log = Examined.of(source)
+    found = {"error": list[Finding](), "warning": list[Finding]()}
+    for fault in source.faults:
+        found[fault.severity].append(Finding.of(fault))
+    if not source.faults:  # what it says is among the faults of a table
+        texts = source.info.warnings
+        found["warning"] = [Finding("reader", file, None, None, text) for text in texts]
+    told = bool(found["error"])  # by the reader, with the rows as the file has them
+    for rule in RULES[1:] if told else RULES:
         for severity, name, row, column, message in rule(log):
             found[severity].append(Finding(name, file, row, column, message))
     if not found["error"]:
@@ -77,22 +95,27 @@ def _look(source: Source) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
 
 def _non_finite(log: Examined) -> Found:
     for name, array in log.steps.arrays().items():
-        row, at, count = not_finite(array, log.steps.valid)
-        if row is not None:
-            column = name if array.ndim == 1 else f"{name}[{at}]"
-            message = (
-                f"not a finite number here and in {counted(count, 'row')} in all. "
-                "Repair these rows, or mark them with 0 in `valid` to have them left out."
-            )
-            yield "error", "non_finite", row, column, message
+        if not_finite(array, log.steps.valid)[0] is None:
+            continue
+        for at in range(array[:1].size):
+            values = array if array.ndim == 1 else array[:, at]
+            row, _, count = not_finite(values, log.steps.valid)
+            if row is not None:
+                message = (
+                    f"not a finite number here and in {counted(count, 'row')} in all. "
+                    "Repair these rows, or mark them with 0 in `valid` to have them left out."
+                )
+                column = name if array.ndim == 1 else log.name(name, at)
+                yield "error", "non_finite", row, column, message
 
 
 def _invalid_rows(log: Examined) -> Found:
     valid = log.steps.valid
     if valid is not None and not valid.all():
         message = (
-            f"{(~valid).sum():,} of {len(valid):,} rows are marked invalid and are left out, and "
-            "so is a row whose successor is one of them: fewer transitions, nothing else."
+            f"{(~valid).sum():,} of {len(valid):,} rows are invalid (marked so, or with gaps) and "
+            "are left out, and so is a row whose successor is one of them: fewer transitions, "
+            "nothing else."
         )
         yield "warning", "invalid_rows", int(valid.argmin()), "valid", message
 
@@ -132,7 +155,11 @@ def _constant_dimensions(log: Examined) -> Found:
         for block in blocks(*array.shape):
             same &= (array[block][log.good[block]] == first).all(axis=0)
         constant = np.flatnonzero(same)
-        if constant.size:
+        if log.mapping is not None:
+            for column in constant.tolist():
+                message = f"it is {first[column]:g} in all rows. {consequence}"
+                yield "warning", "constant_dimension", None, log.name(name, column), message
+        elif constant.size:
             message = f"{constant.size} of {len(same)} columns never change. {consequence}"
             yield "warning", "constant_dimension", None, f"{name}[{_ranges(constant)}]", message
 
@@ -143,9 +170,11 @@ def _discrete_actions(log: Examined) -> Found:
 
     def first(test: Callable[[Floats], Any]) -> int | None:
         rows = len(actions)
-        return tally(rows, lambda part: test(actions[part]) & log.good[part], width=width)[0]
+        return tally(rows, lambda part: test(actions[part]) & log.acted(part), width=width)[0]
 
-    if not log.good.any() or first(lambda a: (a != np.rint(a)).any(axis=1)) is not None:
+    if first(lambda a: np.isfinite(a).all(axis=1)) is None:
+        return
+    if first(lambda a: (a != np.rint(a)).any(axis=1)) is not None:
         return
     row = first(lambda a: (np.abs(a) > 1).any(axis=1))
     one_hot = width > 1 and first(lambda a: (a < 0).any(axis=1) | (a.sum(axis=1) != 1)) is None
@@ -156,6 +185,8 @@ def _discrete_actions(log: Examined) -> Found:
         f"all actions {how}: this is a discrete action space, and every method here learns "
         "continuous actions in [-1, 1]."
     )
+    if log.mapping is not None and row is not None:
+        message += " If they are levels of something continuous, give `action_bounds`."
     yield "error", "discrete_actions", row, "actions", message
 
 
@@ -163,10 +194,13 @@ def _actions_out_of_bounds(log: Examined) -> Found:
     actions = log.steps.actions
     row, count = tally(
         len(actions),
-        lambda rows: (np.abs(actions[rows]) > 1).any(axis=1) & log.good[rows],
+        lambda rows: (np.abs(actions[rows]) > 1).any(axis=1) & log.acted(rows),
         width=actions.shape[1],
     )
     if row is None or (log.task is not None and not log.task.unit_actions):
+        return
+    if log.mapping is not None and not log.signals.action_low:
+        yield from _without_bounds(log, row, count)
         return
     consequence = (
         "Policies act in [-1, 1]: scale the actions to that range."
@@ -178,7 +212,60 @@ def _actions_out_of_bounds(log: Examined) -> Found:
         f"{actions[row, column]:g} lies beyond ±1, and so do actions in {counted(count, 'row')} in "
         f"all. {consequence}"
     )
-    yield "warning", "actions_out_of_bounds", row, f"actions[{column}]", message
+    yield "warning", "actions_out_of_bounds", row, log.name("actions", column), message
+
+
+def _without_bounds(log: Examined, row: int, count: int) -> Found:
+    """Actions of a table in its own units: what to paste, with the range that was seen."""
+    actions, width = log.steps.actions, log.steps.actions.shape[1]
+    low, high = np.full(width, np.inf, np.float32), np.full(width, -np.inf, np.float32)
+    for block in blocks(*actions.shape):
+        part = actions[block][log.acted(block)]
+        low, high = (
+            end(seen, of)
+            for end, seen, of in (
+                (np.minimum, low, part.min(0, initial=np.inf)),
+                (np.maximum, high, part.max(0, initial=-np.inf)),
+            )
+        )
+    wide = np.flatnonzero(np.maximum(np.abs(low), np.abs(high)) > 1)
+    bounds = ", ".join(
+        f"{json.dumps(log.name('actions', i), ensure_ascii=False)} = [{low[i]!s}, {high[i]!s}]"
+        for i in wide.tolist()
+    )
+    one = int(wide[0])
+    message = (
+        f"actions lie beyond [-1, 1] in {counted(count, 'row')}, and nothing says what their "
+        f"bounds are: policies act in [-1, 1]. Add to {log.mapping}, with the limits of the plant "
+        f"in place of the range that was seen:\naction_bounds = {{{bounds}}}"
+    )
+    yield "error", "actions_out_of_bounds", row, log.name("actions", one), message
+
+
+def _scales(log: Examined) -> Found:
+    """Columns of a state whose spreads are of different orders of magnitude."""
+    mean, spread = moments(log.steps.observations, log.good)
+    moving = np.flatnonzero(spread > ROUNDING * np.maximum(np.abs(mean), 1e-30))
+    if log.good.sum() < 2 or len(moving) < 2:
+        return
+    wide = int(moving[spread[moving].argmax()])
+    unheard = moving[spread[moving] * SCALES < spread[wide]]
+    if not unheard.size:
+        return
+
+    def said(column: int) -> str:
+        name = log.name("observations", column)
+        unit = log.signals.units.get(name, "")
+        return f"{name} (spread {spread[column]:.3g}{unit and ' '}{unit})"
+
+    others = ", ".join(said(i) for i in unheard[:5].tolist())
+    more = f" and {unheard.size - 5:,} more" if unheard.size > 5 else ""
+    message = (
+        f"{said(wide)} outweighs {others}{more} by more than {SCALES:,} times: where distances "
+        "are taken on the columns as they are, these have no say in which states are similar. "
+        "Retrieve by standardised columns, or log them in units of about the same size."
+    )
+    yield "warning", "scales", None, log.name("observations", wide), message
 
 
 def _duplicate_episodes(log: Examined) -> Found:
@@ -230,6 +317,7 @@ RULES: tuple[Callable[[Examined], Found], ...] = (
     shifted_rewards,
     _timeouts_as_terminals,
     _constant_dimensions,
+    _scales,
     _discrete_actions,
     _actions_out_of_bounds,
     _duplicate_episodes,

@@ -70,6 +70,8 @@ COMMANDS: dict[str, Command | Group] = {
     "train": Command("train a policy from logged data", "train:Train"),
     "evaluate": Command("score the policies of a run in their environment", "evaluate:Evaluate"),
     "compare": Command("final scores of several runs side by side", "compare:Compare"),
+    "judge": Command("is it better? what the log alone can say, with intervals", "judge:Judge"),
+    "select": Command("choose among runs by the log alone", "judge:Select"),
     "data": Group(
         "list, show, validate, convert, fetch and collect datasets",
         DATA,

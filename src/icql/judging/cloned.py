@@ -87,13 +87,9 @@ def fit_behaviour(log: Log, episodes: Rows, settings: JudgeSettings, told: Told)
     actions = jnp.asarray((data.actions - scale[0]) / scale[1])
     update = LikelihoodUpdate(s.learning_rate, max(1, s.updates // 2))
     sizes = data.observation_dim, data.action_dim
-
-    def begin(key: Any) -> Trained[GaussianNet]:
-        return start(GaussianNet(*sizes, s.hidden, key=key), update.optimiser)
-
     fitted = fit(
         update,
-        eqx.filter_jit(eqx.filter_vmap(begin))(jax.random.key(s.seed)[None]),
+        _begin(update, *sizes, s.hidden, jax.random.key(s.seed)[None]),
         (None, (states, actions)),
         Drawn.from_rows([log.rows_of(episodes)]),
         batch=s.batch_size,
@@ -102,7 +98,21 @@ def fit_behaviour(log: Log, episodes: Rows, settings: JudgeSettings, told: Told)
         told=told,
     )
     model = jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, fitted.model)
-    ask = eqx.filter_jit(lambda model, s: model(s))
-    pieces = [ask(model, states[i : i + BLOCK]) for i in range(0, len(states), BLOCK)]
-    found = [np.concatenate([np.asarray(x, np.float64) for x in part]) for part in zip(*pieces)]  # noqa: B905
-    return BehaviourModel(found[0], found[1], scale)
+    pieces = [_ask(model, states[i : i + BLOCK]) for i in range(0, len(states), BLOCK)]
+    mu, log_std = (np.concatenate(part).astype(np.float64) for part in zip(*pieces, strict=True))
+    return BehaviourModel(mu, log_std, scale)
+
+
+@eqx.filter_jit
+def _begin(
+    update: LikelihoodUpdate, inputs: int, actions: int, hidden: tuple[int, ...], keys: Any
+) -> Any:
+    def one(key: Any) -> Trained[GaussianNet]:
+        return start(GaussianNet(inputs, actions, hidden, key=key), update.optimiser)
+
+    return eqx.filter_vmap(one)(keys)
+
+
+@eqx.filter_jit
+def _ask(model: GaussianNet, states: Any) -> Any:
+    return model(states)

@@ -106,6 +106,15 @@ def _values(nets: Any, pairs: Any) -> Any:
     return eqx.filter_vmap(lambda net: net(pairs)[..., 0], in_axes=eqx.if_array(0))(nets)
 
 
+@eqx.filter_jit
+def _begin(update: FQEUpdate, inputs: int, hidden: tuple[int, ...], keys: Any) -> Any:
+    def one(key: Any) -> Evaluator:
+        net = MLP(inputs, hidden, 1, layer_norm=True, final_gain=0.01, key=key)
+        return Evaluator(start(net, update.optimiser), net)
+
+    return eqx.filter_vmap(one)(keys)
+
+
 def fit_q(
     log: Log,
     next_actions: NDArray[np.float32],
@@ -138,14 +147,9 @@ def fit_q(
         jnp.asarray((actions - mean[wide:]) / std[wide:]),
     )
     update = FQEUpdate(s.learning_rate, s.target_rate, s.updates)
-
-    def begin(key: Any) -> Evaluator:
-        net = MLP(len(mean), s.hidden, 1, layer_norm=True, final_gain=0.01, key=key)
-        return Evaluator(start(net, update.optimiser), net)
-
     # networks of one stream start alike: differences between policies are not those of a start
     keys = jnp.tile(jax.random.split(jax.random.key(s.seed), s.seeds), policies)
-    states = eqx.filter_jit(eqx.filter_vmap(begin))(keys)
+    states = _begin(update, len(mean), s.hidden, keys)
 
     def functions(states: Evaluator) -> QFunctions:
         return QFunctions(states.online.model, s.seeds, (mean, std), (mu, sigma))

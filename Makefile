@@ -1,9 +1,10 @@
-# make demo   set up, train ICQL on the embedded data, evaluate it, say where the results are
+# make demo   set up; cloning, IQL and our default on the embedded data, side by side
 # make test   set up and run every check: format, lint, types, tests
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 RUN    ?= runs/demo
+SMALL  := --seeds 2 --steps 20000 --evaluate-every 20000 --episodes 20 --batch-size 128 --policy.hidden 128 128
 STAMP  := $(VENV)/.installed
 
 .PHONY: demo test format setup clean
@@ -18,11 +19,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	rm -rf $(RUN)
-	$(BIN)/icql train --preset quick --out $(RUN)
-	$(BIN)/icql evaluate $(RUN) --episodes 20
-	@echo "results:    $(RUN)/result.json"
-	@echo "pictures:   $(RUN)/plots/"
-	@echo "metrics:    $(RUN)/metrics.jsonl, and for TensorBoard: $(RUN)/tensorboard"
+	$(BIN)/icql train --algo bc $(SMALL) --out $(RUN)/cloning
+	$(BIN)/icql train --algo iql --hidden 128 128 $(SMALL) --out $(RUN)/iql
+	$(BIN)/icql train $(SMALL) --out $(RUN)/ours
+	$(BIN)/icql compare $(RUN)/cloning $(RUN)/iql $(RUN)/ours --out $(RUN)/compare.png
 
 test: $(STAMP)
 	$(BIN)/ruff format --check .

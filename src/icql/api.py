@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,9 @@ from icql.data import Task, Transitions, get_task, register_task
 from icql.data.arrays import read_size
 from icql.errors import UserError
 from icql.progress import Display
+from icql.settings.change import override
 from icql.settings.grid import Grid
+from icql.settings.judge import JudgeSettings
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
 
@@ -29,6 +31,7 @@ __all__ = [
     "Transitions",
     "UserError",
     "get_task",
+    "judge",
     "literal_prompt_q",
     "load_critic",
     "load_dataset",
@@ -38,6 +41,7 @@ __all__ = [
     "register_algorithm",
     "register_task",
     "retrieve",
+    "select",
     "train",
 ]
 
@@ -133,4 +137,67 @@ def train(
         memory=None if memory is None else read_size(memory),
         devices=devices,
         given={*(settings or {}), *(run or {}), *lengths},
+    )
+
+
+def judge(
+    run: str | Path,
+    *,
+    against: str | Path | None = None,
+    dataset: str | Path | None = None,
+    discount: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Say from the log alone whether a run's policy is better; returns what `--json` prints.
+
+    Args:
+        run: folder of a finished run.
+        against: another run on the same data to compare with, instead of the log.
+        dataset: where the data is now, if not where it was when the run was made.
+        discount: γ of all values; by default the run's own, or 0.99.
+        settings: changes to `updates`, `seeds`, `seed`, `held_out`, `graph` and how networks are
+            fitted (`icql.settings.judge`).
+        quiet: show nothing on standard error.
+
+    Returns:
+        `verdict` (better, not shown, worse, cannot be told), `reasons`, `estimate` and `interval`
+        beside `behaviour`, the mean discounted return that was logged, `difference` and its
+        interval, `effective_sample_size`, and `methods`, `held_out` and `far` with the details
+        (docs/judging.md).
+    """
+    from icql.judging.runs import judge_run
+
+    return judge_run(
+        run,
+        against=against,
+        dataset=dataset,
+        discount=discount,
+        settings=override(JudgeSettings(), settings or {}),
+        display=Display(quiet=quiet),
+    )
+
+
+def select(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    dataset: str | Path | None = None,
+    discount: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Choose among runs, or the combinations of a grid, by the estimate of :func:`judge`.
+
+    Returns:
+        `winner`, whether it is `shown` to be better than every other one, `reasons`, and
+        `candidates`, each as :func:`judge` reports it.
+    """
+    from icql.judging.runs import select_run
+
+    return select_run(
+        [runs] if isinstance(runs, str | Path) else list(runs),
+        dataset=dataset,
+        discount=discount,
+        settings=override(JudgeSettings(), settings or {}),
+        display=Display(quiet=quiet),
     )

@@ -62,19 +62,23 @@ usage: icql COMMAND [OPTIONS]      (every command has --help; --json for machine
 
 {commands}
 
-A first run, about three minutes on two cores, no download:
+A first run, minutes on two cores, no download:
   icql train --out runs/first
   icql evaluate runs/first --episodes 20
 
 Your own data:
-  icql train --dataset kitchen-complete-v0.hdf5 --preset paper --seeds 5
-  icql train --dataset logs.npz --critic local --local.layers 8
+  icql data init logs.csv
+  icql data validate logs.csv
+  icql train --dataset logs.csv --out runs/logs
+  icql judge runs/logs
 """
 
 COMMANDS: dict[str, Command | Group] = {
     "train": Command("train a policy from logged data", "train:Train"),
     "evaluate": Command("score the policies of a run in their environment", "evaluate:Evaluate"),
     "compare": Command("final scores of several runs side by side", "compare:Compare"),
+    "judge": Command("is it better? what the log alone can say, with intervals", "judge:Judge"),
+    "select": Command("choose among runs by the log alone", "judge:Select"),
     "data": Group(
         "list, show, map, validate, convert, fetch and collect datasets",
         DATA,

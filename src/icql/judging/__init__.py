@@ -1,0 +1,1 @@
+"""Is a policy better than the log, or than another, where there is no simulator to ask?"""

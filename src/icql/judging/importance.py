@@ -1,0 +1,81 @@
+"""Importance sampling: logged episodes, weighed by how likely the policy was to act so.
+
+The log was not made by the policy π, which moreover is deterministic: no logged action is exactly
+its own. It is therefore judged with the behaviour model's spread around it,
+
+    b(a|s) = N(μ(s), σ(s)²),   π̃(a|s) = N(π(s), σ(s)²),   ρ_t = Π_{i ≤ t} π̃(a_i|s_i) / b(a_i|s_i),
+
+with ρ clipped at `LIMIT`. Weighted, per decision (Precup et al. 2000), w_t = ρ_t / Σ_e ρ_t:
+
+    V = Σ_t γ^t Σ_e w_t r_t
+
+Doubly robust (Jiang & Li 2016, weighted: Thomas & Brunskill 2016), with Q and V of fitted Q
+evaluation, which is right where either Q or b is:
+
+    V = mean_e V(s_0) + Σ_t γ^t Σ_e w_t [r_t + γ m V(s_{t+1}) − Q(s_t, a_t)]
+
+The effective sample size (Σ ρ_T)² / Σ ρ_T² of the whole episodes' weights says how many episodes
+are left: over a hundred steps it is mostly one, and then neither number says anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from icql.judging.log import Doubles, Log
+
+LIMIT = 100.0  # of ρ
+FLOOR = -600.0  # of log ρ, beside the largest of a step: no zero to divide by
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Weights of every episode and step, and what they weigh."""
+
+    weights: Doubles  # (E, T + 1) ρ_t; after the end of an episode its last
+    rewards: Doubles  # (E, T + 1) γ^t r_t; where an episode is cut, γ^T V(s_T) follows
+    corrections: Doubles  # (E, T + 1) γ^t [r_t + γ m V(s_{t+1}) − Q(s_t, a_t)]
+    starts: Doubles  # (E,) V(s_0)
+
+    def per_decision(self, counts: Doubles) -> Doubles:
+        """Weighted importance sampling (b,) over episodes that count so often (b, E)."""
+        return self._weighted(self.rewards, counts)
+
+    def doubly_robust(self, counts: Doubles) -> Doubles:
+        """Weighted doubly robust estimate (b,)."""
+        return counts @ self.starts / counts.sum(1) + self._weighted(self.corrections, counts)
+
+    @property
+    def effective_sample_size(self) -> float:
+        """How many episodes the weights of whole episodes leave."""
+        last = self.weights[:, -1]
+        return float(last.sum() ** 2 / np.square(last).sum())
+
+    def _weighted(self, values: Doubles, counts: Doubles) -> Doubles:
+        below = np.maximum(counts @ self.weights, np.finfo(np.float64).tiny)
+        return np.asarray((counts @ (self.weights * values) / below).sum(1))
+
+
+def log_ratios(actions: Doubles, policy: Doubles, mean: Doubles, log_std: Doubles) -> Doubles:
+    """log π̃(a|s) − log b(a|s) of every row (N,); all are (N, act)."""
+    precision = np.exp(-2.0 * log_std)
+    away = np.square(actions - mean) - np.square(actions - policy)
+    return np.asarray(0.5 * (precision * away).sum(-1), np.float64)
+
+
+def weigh(
+    log: Log, ratios: Doubles, q: Doubles, v: Doubles, v_next: Doubles, discount: float
+) -> Weighted:
+    """Weights and what they weigh, from rows (N,): log ratios, Q(s, a), V(s) and V(s')."""
+    rewards, ahead = log.data.rewards.astype(np.float64), discount * log.data.mask
+    sums = np.minimum(np.cumsum(log.table(ratios), 1), np.log(LIMIT))
+    sums -= sums.max(0)  # only their proportions count
+    factors = discount ** np.arange(sums.shape[1])
+    paid = log.table(rewards)
+    episodes = np.arange(len(log))
+    paid[episodes, log.steps] = log.data.mask[log.last] * v_next[log.last]
+    corrections = log.table(rewards + ahead * v_next - q)
+    weights = np.exp(np.maximum(sums, FLOOR))
+    return Weighted(weights, paid * factors, corrections * factors, v[log.first])

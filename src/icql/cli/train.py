@@ -150,7 +150,8 @@ class Train(Options, Generic[S]):
             if (logged := result["behaviour_score"]) is not None:
                 self.say(f"data        {logged:.1f} (mean score of the logged episodes)")
         self.say(f"plots       {result['run']}/plots")
-        self.say(f"next        icql evaluate {result['run']} --episodes 20")
+        what = "judge RUN" if result["task"] is None else "evaluate RUN --episodes 20"
+        self.say(f"next        icql {what.replace('RUN', result['run'])}")
 
 
 def _names(argv: list[str]) -> Iterator[str]:

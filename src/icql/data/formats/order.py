@@ -254,6 +254,7 @@ class _Clock:
     def read(self, values: Any, start: int) -> Any | None:
         """Points in time; None: a fault was noted."""
         pa, compute = import_module("pyarrow"), import_module("pyarrow.compute")
+        values = compute.if_else(compute.equal(values, ""), None, values)
         if self.format is not None:
             read = compute.strptime(values, format=self.format, unit="us", error_is_null=True)
             odd = plain(compute.and_(compute.is_null(read), compute.is_valid(values)))

@@ -346,6 +346,26 @@ def test_other_signs_of_a_gap(tmp_path: Path) -> None:
     assert source.gaps == {"pressure": 1, "t_in": 1}
 
 
+@pytest.mark.parametrize("cell", [" ", "NAN", "Null"])
+def test_gaps_that_are_written_otherwise(tmp_path: Path, cell: str) -> None:
+    rows = plant_rows(3, 10)
+    rows[4]["pressure"] = cell
+    assert load_steps(log(tmp_path, rows)).gaps == {"pressure": 1}
+    rows[5]["pressure"] = "high"
+    assert {key for key, one in found(log(tmp_path, rows)).items() if one[0] == "error"} == {
+        ("wrong_cells", "pressure")
+    }
+
+
+def test_a_stray_decimal_sign_is_a_fault_of_its_cell(tmp_path: Path) -> None:
+    rows = plant_rows(3, 10)
+    path = log(tmp_path, rows)
+    path.write_text(path.read_text().replace(rows[4]["price"].replace(".", ","), rows[4]["price"]))
+    _, row, message = found(path)["wrong_cells", "price"]
+    assert row == 4
+    assert 'decimal = "."' in message
+
+
 @given(
     cells=st.lists(st.one_of(st.none(), st.integers(-9, 9)), min_size=1, max_size=30),
     cuts=st.sets(st.integers(0, 29)),

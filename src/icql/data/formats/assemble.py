@@ -8,7 +8,7 @@ steps and a fault of the source: such a log can be described, but not trained on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -26,28 +26,14 @@ from icql.data.formats.mapping import (
     by_number,
     paste_into,
 )
-from icql.data.formats.order import Notes, Order, in_order
+from icql.data.formats.notes import Notes, Odd, Part, note_mark, note_odd, note_outside
+from icql.data.formats.order import Order, in_order
 from icql.data.formats.tabular import LogTable, distinct, is_number, is_text, plain
 from icql.data.signals import Names, Signals
 from icql.data.tasks import Task, find_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
 
 BOUND_SLACK = 1e-5  # of the range: rounding may put an action a little outside its bounds
-
-
-@dataclass(frozen=True)
-class Part:
-    """A column of the table as columns of an array of steps."""
-
-    name: str
-    at: slice
-    levels: Names = ()  # of a category
-    words: bool = False  # yes and no, in words
-
-    @property
-    def steps(self) -> bool:
-        """Whether nothing lies between two of its values."""
-        return self.words or bool(self.levels)
 
 
 def assemble(
@@ -128,18 +114,18 @@ class _Assembly:
         )
         words = {part.name: False for part in parts}
         for i, part in enumerate(parts):
-            odd, outside = _Odd(), _Odd()
+            odd, outside = Odd(), Odd()
+            ends = (0.0, 0.0) if bounds is None else (float(bounds[0][i]), float(bounds[1][i]))
             for rows, column in self.table:
                 values, steps = column(part.name), self.order.step_of(rows)
                 numbers, words[part.name] = self._numbers(values, part, rows.start, odd)
                 if bounds is not None:
-                    ends = float(bounds[0][i]), float(bounds[1][i])
                     usable = None if self.valid is None else self.valid[steps]
                     numbers = _to_unit(numbers, ends, usable, rows.start, outside)
                 filled[steps, part.at] = numbers
-            self._note_odd(part, odd)
+            note_odd(self.notes, self.columns, part, odd)
             if bounds is not None:
-                self._note_outside(part.name, outside, bounds[0][i], bounds[1][i])
+                note_outside(self.notes, part.name, outside, *ends)
         for part in parts:
             self._treat_gaps(replace(part, words=words[part.name]), filled)
         return filled
@@ -154,7 +140,7 @@ class _Assembly:
             width = parts[-1].at.stop
         return parts
 
-    def _numbers(self, values: Any, part: Part, start: int, odd: _Odd) -> tuple[Floats, bool]:
+    def _numbers(self, values: Any, part: Part, start: int, odd: Odd) -> tuple[Floats, bool]:
         """The cells of a column as numbers (rows, …), NaN where empty; whether they are words."""
         pa = import_module("pyarrow")
         if part.levels:
@@ -168,7 +154,7 @@ class _Assembly:
             return np.full((len(values), 1), np.nan, np.float32), False
         return plain(values.cast(pa.float32(), safe=False))[:, None], False
 
-    def _one_hot(self, values: Any, part: Part, start: int, odd: _Odd) -> Floats:
+    def _one_hot(self, values: Any, part: Part, start: int, odd: Odd) -> Floats:
         ranks = {level: float(i) for i, level in enumerate(part.levels)}
         rank = self._by_value(_as_text(values), lambda cell: ranks.get(cell.strip()), start, odd)
         hot = (rank[:, None] == np.arange(len(part.levels))).astype(np.float32)
@@ -176,7 +162,7 @@ class _Assembly:
         return hot
 
     def _by_value(
-        self, values: Any, meaning: Callable[[str], float | None], start: int, odd: _Odd
+        self, values: Any, meaning: Callable[[str], float | None], start: int, odd: Odd
     ) -> Floats:
         """What each of the cells means; NaN where it is empty or means nothing, which is odd."""
         found, at = distinct(values)
@@ -221,7 +207,7 @@ class _Assembly:
         if name is None:
             return None
         filled = np.empty(self.table.rows, np.bool_)
-        part, odd = Part(name, slice(0, 1)), _Odd()
+        part, odd = Part(name, slice(0, 1)), Odd()
         for rows, column in self.table:
             numbers, words = self._numbers(column(name), part, rows.start, odd)
             told = numbers[:, 0]
@@ -231,83 +217,12 @@ class _Assembly:
                 odd.add(row, strange.size, f"{told[strange[0]]}", kind="mark")
             filled[self.order.step_of(rows)] = told == 1
         if odd.count and odd.kind == "mark":
-            self.notes.add(
-                "flags",
-                odd.row,
-                name,
-                lambda row: (
-                    f"`{name}` is {odd.example} at row {row}, but only 0 and 1 have a "
-                    f"meaning{odd.more}."
-                ),
-                "Write 1 where the flag is set and 0 elsewhere.",
-            )
+            note_mark(self.notes, name, odd)
         elif odd.count:
-            self._note_odd(part, odd)
+            note_odd(self.notes, self.columns, part, odd)
         return filled
 
     # --- what is odd ----------------------------------------------------------------------------
-
-    def _note_odd(self, part: Part, odd: _Odd) -> None:
-        """Note cells that mean nothing."""
-        name = part.name
-        if not odd.count:
-            return
-        if odd.kind == "type":
-            self.notes.add(
-                "wrong_type",
-                None,
-                name,
-                lambda _: f"column {name!r} holds {odd.example}.",
-                "Store one number per row and column.",
-            )
-        elif part.levels:
-            others = ", ".join(repr(cell) for cell in odd.cells)
-            self.notes.add(
-                "levels",
-                odd.row,
-                name,
-                lambda row: (
-                    f"column {name!r} is {odd.example!r} at row {row}, which is none of its "
-                    f"levels{odd.more}."
-                ),
-                f"Add to its levels in `categories`: {others}.",
-            )
-        elif 2 * odd.count > self.table.rows:
-            levels = name in self.columns.names("observation")
-            self.notes.add(
-                "wrong_type",
-                odd.row,
-                name,
-                lambda _: (
-                    f"column {name!r} holds values of type string, not numbers, such as "
-                    f"{odd.example!r}."
-                ),
-                f'If these are levels, say so: categories = ["{name}"].' if levels else "",
-            )
-        else:
-            self.notes.add(
-                "flags",
-                odd.row,
-                name,
-                lambda row: (
-                    f"column {name!r} is {odd.example!r} at row {row}, but yes or no is "
-                    f"needed{odd.more}."
-                ),
-                f'Other words are named so: flags = {{{name} = ["YES", "NO"]}}.',
-            )
-
-    def _note_outside(self, name: str, odd: _Odd, low: Any, high: Any) -> None:
-        if odd.count:
-            self.notes.add(
-                "outside_bounds",
-                odd.row,
-                name,
-                lambda row: (
-                    f"column {name!r} is {odd.example} at row {row}, outside its bounds "
-                    f"[{low:g}, {high:g}]{odd.more}."
-                ),
-                "Widen `action_bounds`, or repair the row.",
-            )
 
     def _check_ends(self, terminals: Bools, truncated: Bools) -> None:
         early = (terminals | truncated) & ~self.order.ends
@@ -440,27 +355,8 @@ class _Assembly:
         )
 
 
-class _Odd:
-    """Cells of a column that cannot be used: how many, the first, and some of them."""
-
-    def __init__(self) -> None:
-        self.count, self.row, self.example, self.kind = 0, 0, "", "cell"
-        self.cells: dict[str, None] = {}
-
-    def add(self, row: int, count: int, cell: str, kind: str = "cell") -> None:
-        if not self.count or row < self.row:
-            self.row, self.example, self.kind = row, cell[:60], kind
-        self.count += count
-        if len(self.cells) < 8:
-            self.cells[cell[:60]] = None
-
-    @property
-    def more(self) -> str:
-        return f" ({self.count:,} such rows)" if self.count > 1 else ""
-
-
 def _to_unit(
-    values: Floats, bounds: tuple[float, float], valid: Bools | None, start: int, odd: _Odd
+    values: Floats, bounds: tuple[float, float], valid: Bools | None, start: int, odd: Odd
 ) -> Floats:
     """Actions within bounds as actions in [-1, 1]; the first of them stands in row `start`."""
     low, high = bounds

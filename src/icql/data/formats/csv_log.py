@@ -197,17 +197,23 @@ def _faulty(log: _Log, task: Task | None, room: Room, reason: BaseException) -> 
 
     Where only cells are wrong, they are read as gaps, so that the rest can be looked at as well.
     """
-    faults, cells = list[Fault](), set[str]()
+    faults, cells, blank = list[Fault](), set[str](), set[str]()
     broken: dict[str, int] = {}
     for file, dialect in zip(log.files, log.dialects, strict=True):
-        found, odd = _second_look(log, file, dialect)
+        found, odd = _second_look(log, file, dialect, blank)
         faults += found
         for name, one in odd.items():
             cells |= one.cells
             broken[name] = broken.get(name, 0) + one.count
+    pa = arrow("pyarrow", log.path)
+    log = replace(log, gaps=log.gaps | blank)
+    if not faults and blank:  # gaps that PyArrow does not know, such as a space
+        try:
+            return assemble(log.table(room), log.columns, task, room)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise unreadable(log.path, error) from error
     if not faults:
         raise unreadable(log.path, reason) from reason
-    pa = arrow("pyarrow", log.path)
     ragged = any(fault.rule in ("ragged", "empty") for fault in faults)
     ambiguous = any(number(cell, sign) is not None for cell in cells for sign in ".,")
     if ragged or len(cells) > SET_ASIDE or ambiguous:
@@ -221,8 +227,13 @@ def _faulty(log: _Log, task: Task | None, room: Room, reason: BaseException) -> 
     return replace(source, faults=(*faults, *others))
 
 
-def _second_look(log: _Log, path: Path, dialect: Dialect) -> tuple[list[Fault], dict[str, _Odd]]:
-    """Every kind of fault of every column of a file, and the odd cells by column."""
+def _second_look(
+    log: _Log, path: Path, dialect: Dialect, blank: set[str]
+) -> tuple[list[Fault], dict[str, _Odd]]:
+    """Every kind of fault of every column of a file, and the odd cells by column.
+
+    How gaps are written goes into `blank`.
+    """
     pa, columns = arrow("pyarrow", path), log.columns
     # where the first block could not be read, numbers are what most columns hold
     wanted = {name: _wanted(kind, pa) for name, kind in log.types.items()}
@@ -240,7 +251,10 @@ def _second_look(log: _Log, path: Path, dialect: Dialect) -> tuple[list[Fault], 
             continue
         for name, cell in zip(header, cells, strict=True):
             kind = wanted.get(name)
-            if kind is None or empty(cell, columns.missing):
+            if kind is None:
+                continue
+            if empty(cell, columns.missing):
+                blank.add(cell)
                 continue
             tallies[name] += 1
             if not _is(cell, kind, dialect.decimal):
@@ -314,6 +328,8 @@ def _wanted(kind: Any, pa: Any) -> str | None:
         return "yes or no"
     if pa.types.is_timestamp(kind):
         return "naive" if kind.tz is None else "zoned"
+    if pa.types.is_date(kind):
+        return "naive"
     return None
 
 

@@ -17,6 +17,7 @@ from icql.data.formats.mapping import Columns, paste_into
 from icql.errors import UserError
 
 SEPARATORS = (",", ";", "\t", "|")
+STRAY = 20  # times more cells with one decimal sign than with the other decide
 SAMPLE = 2**18  # bytes that are looked at
 _WITH_COMMA, _WITH_POINT = re.compile(r"[+-]?\d*,\d+"), re.compile(r"[+-]?\d*\.\d+")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}([.,])\d{3}(\1\d{3})*([.,]\d+)?")
@@ -43,7 +44,8 @@ def decimal_of(path: Path, separator: str, columns: Columns) -> str:
     if columns.decimal is not None:
         return columns.decimal
     rows = sample(path, separator)
-    names = columns.names("observation", "action", "reward", "next_observation")
+    names = {*columns.names("observation", "action", "reward", "next_observation")}
+    names -= {*columns.categories, *columns.flags}
     listed = [i for i, name in enumerate(rows[0]) if name in names] if rows else []
     return decimal_sign(rows[1:], listed, path, paste_into(path, columns))
 
@@ -131,9 +133,10 @@ def decimal_sign(rows: list[list[str]], listed: Sequence[int], path: Path, paste
             where=str(path),
             fix="Write them without, e.g. 1234.5.",
         )
-    if not comma:
+    # a stray cell is named when the rest is read
+    if len(point) >= STRAY * len(comma):
         return "."
-    if not point and not all(_THOUSANDS.fullmatch(cell) for cell in comma):
+    if len(comma) >= STRAY * len(point) and not all(_THOUSANDS.fullmatch(cell) for cell in comma):
         return ","
     other = f"{min(point)} as well as {min(comma)}" if point else f"{min(comma)}"
     raise UserError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
@@ -11,34 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.data.arrays import Bools, Room, Rows, blocks, say_size
-from icql.data.faults import Fault, Severity
 from icql.data.formats.cells import formats, moment
 from icql.data.formats.mapping import Columns
+from icql.data.formats.notes import Notes
 from icql.data.formats.tabular import LogTable, distinct, is_text, plain
 
 SORTING = 72  # bytes a row that it takes to sort a table
 SHOWN = 3  # examples in a message
-
-
-class Notes:
-    """The faults of a table, as they are found."""
-
-    def __init__(self, table: LogTable) -> None:
-        self.table, self.faults = table, list[Fault]()
-
-    def add(
-        self,
-        rule: str,
-        row: int | None,
-        column: str | None,
-        what: Callable[[int], str],
-        fix: str = "",
-        severity: Severity = "error",
-    ) -> None:
-        """Note a fault; `row` counts in the table, and `what` is told its number in its file."""
-        file, number = (str(self.table.path), 0) if row is None else self.table.locate(row)
-        where = None if row is None else number
-        self.faults.append(Fault(rule, file, where, column, what(number), fix, severity))
 
 
 @dataclass(frozen=True)
@@ -254,6 +232,7 @@ class _Clock:
     def read(self, values: Any, start: int) -> Any | None:
         """Points in time; None: a fault was noted."""
         pa, compute = import_module("pyarrow"), import_module("pyarrow.compute")
+        values = compute.if_else(compute.equal(values, ""), None, values)
         if self.format is not None:
             read = compute.strptime(values, format=self.format, unit="us", error_is_null=True)
             odd = plain(compute.and_(compute.is_null(read), compute.is_valid(values)))

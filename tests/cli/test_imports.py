@@ -26,6 +26,8 @@ sys.stderr.write(" ".join(name for name in %r if name in sys.modules))
         "train --help",
         "train --algo dt --grid learning-rate=1e-4 --help",
         "evaluate --help",
+        "judge --help",
+        "select --help",
         "algos",
         "data --help",
         "data list --help",

@@ -32,5 +32,5 @@ class JudgeSettings(Settings):
     """Hidden layers of the networks."""
     learning_rate: Positive = 1e-3
     """Adam's, which falls to zero by a cosine."""
-    target_rate: Between = 0.03
+    target_rate: Between = 0.02
     """Step of the target networks' moving average: values travel along an episode through it."""

@@ -28,6 +28,8 @@ sys.stderr.write(" ".join(name for name in %r if name in sys.modules))
         "train --algo icql-graph --task kitchen-partial-v0 --help",
         "train --algo dt --grid learning-rate=1e-4 --help",
         "evaluate --help",
+        "judge --help",
+        "select --help",
         "algos",
         "data --help",
         "data list --help",

@@ -92,6 +92,16 @@ def test_exact_values_leave_nothing_to_correct():
     assert weighted.doubly_robust(np.ones((1, 10)))[0] == pytest.approx(expected)
 
 
+def test_weights_are_clipped(case):
+    log, _, _, _ = case
+    zero = np.zeros(len(log.data))
+    ratios = zero.copy()
+    ratios[log.first[0]] = 50.0
+    weighted = weigh(log, ratios, zero, zero, zero, GAMMA)
+    shares = weighted.weights[:, -1] / weighted.weights[:, -1].sum()
+    assert shares[0] == pytest.approx(LIMIT / (LIMIT + len(log) - 1))
+
+
 def test_far_policies_leave_one_episode_and_no_nan(case):
     log, rows, _, _ = case
     away = log_ratios(log.data.actions, rows["mean"] + 50, rows["mean"], rows["log_std"])

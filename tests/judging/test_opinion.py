@@ -13,7 +13,9 @@ from icql.judging.verdict import decide
 from icql.progress import Display
 from icql.settings.judge import JudgeSettings
 
-SMALL = JudgeSettings(updates=1500, discount=chain.GAMMA, hidden=(32, 32), batch_size=128)
+SMALL = JudgeSettings(
+    updates=800, discount=chain.GAMMA, hidden=(32, 32), batch_size=128, target_rate=0.05
+)
 ACTIONS = {"right": 0.8, "like the log": 0.2, "left": -0.3}
 NOBODYS = 5.0
 

@@ -98,7 +98,7 @@ class Select(_Judging):
             display=Display(),
         )
         for one in chosen["candidates"]:
-            found = f"{one['estimate']:.4g} {_around(one['interval'])}"
+            found = f"{_number(one['estimate']).strip()} {_around(one['interval'])}"
             self.say(f"{_label(one)}: {one['verdict']} beside the log, {found}")
         self.say(f"winner: {chosen.get('label', 'none')}")
         for reason in chosen["reasons"]:

@@ -75,8 +75,8 @@ def fit(
     Args:
         update: one step of one network.
         states: of all networks, stacked along a leading axis.
-        given: what they learn from: a pair of what each has of its own, stacked along a leading
-            axis, and what all share.
+        given: what they learn from: a pair of what each has of its own, arrays stacked along a
+            leading axis, and what all share.
         drawn: the rows of each network.
         batch: rows per step.
         updates: how many steps.
@@ -107,21 +107,22 @@ def _advance(
     batch: int,
 ) -> Any:
     own, shared = given
+    arrays, static = eqx.partition(states, eqx.is_array)
 
-    def one(state: Any, own: Any, drawn: Drawn, stream: PRNGKeyArray) -> Any:
-        arrays, static = eqx.partition(state, eqx.is_array)
-
+    def one(arrays: Any, own: Any, drawn: Drawn, stream: PRNGKeyArray) -> Any:
         def body(step: Array, arrays: Any) -> Any:
             key = jax.random.fold_in(stream, step)
             rows = drawn.rows[jax.random.randint(key, (batch,), 0, drawn.count)]
             state = update(eqx.combine(arrays, static), (own, shared), rows)
             return eqx.filter(state, eqx.is_array)
 
-        return eqx.combine(jax.lax.fori_loop(*bounds, body, arrays), static)
+        return jax.lax.fori_loop(*bounds, body, arrays)
 
-    return eqx.filter_vmap(one, in_axes=(eqx.if_array(0), eqx.if_array(0), 0, 0))(
-        states, own, drawn, streams
-    )
+    apart = (arrays, own, drawn, streams)
+    if jax.default_backend() == "cpu":
+        # one after the other: a network and its optimiser stay in the cache
+        return eqx.combine(jax.lax.map(lambda each: one(*each), apart), static)
+    return eqx.combine(jax.vmap(one)(*apart), static)
 
 
 def standardise(x: Float[np.ndarray, "n d"]) -> tuple[Any, Any]:

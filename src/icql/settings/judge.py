@@ -14,7 +14,7 @@ Several = Annotated[int, Limits(2)]  # a single network has no spread
 class JudgeSettings(Settings):
     """How long fitted Q evaluation runs, with how many networks, and on which episodes."""
 
-    updates: Count = 4_000
+    updates: Count = 5_000
     """Gradient steps of every network."""
     seeds: Several = 3
     """Networks per policy, each with its own start and its own draw of episodes."""
@@ -32,5 +32,5 @@ class JudgeSettings(Settings):
     """Hidden layers of the networks."""
     learning_rate: Positive = 1e-3
     """Adam's, which falls to zero by a cosine."""
-    target_rate: Between = 0.05
+    target_rate: Between = 0.02
     """Step of the target networks' moving average: values travel along an episode through it."""

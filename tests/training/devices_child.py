@@ -41,7 +41,9 @@ def trained(
 ) -> tuple[Loop, list[np.ndarray]]:
     """The loop and every array of the states after some updates on so many devices."""
     data = load_dataset(source, task="pendulum-test")
-    changes: dict[str, Any] = {"batch_size": batch, "hidden": [8, 8], "policy.hidden": [8, 8]}
+    changes: dict[str, Any] = {"batch_size": batch, "policy.hidden": [8, 8]}
+    if algo != "bc":
+        changes["hidden"] = [8, 8]
     if algo == "icql":
         changes |= LOCAL
     settings = override(resolve_preset(algo, "quick", None).settings, changes)

@@ -12,9 +12,20 @@ import pytest
 from jaxtyping import install_import_hook
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# most programs of tests run once: compiling them in a hurry saves a third of the suite's time
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of processes that tests start
+jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")  # no number changes its type unasked
 # shapes in annotations are checked at every call, before anything of icql is imported
 install_import_hook(["icql.nn", "icql.algos", "icql.losses", "icql.training"], "beartype.beartype")
+
+
+@pytest.fixture
+def optimised() -> Iterator[None]:
+    """Programs as users have them."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import FrameType
 
 import h5py
-import jax
 import numpy as np
 
 import icql
@@ -101,7 +100,6 @@ def test_a_row_passes_the_files_that_the_page_lists(tmp_path):
         "context.k": 3,
         "local.layers": 2,
     }
-    jax.config.update("jax_disable_most_optimizations", True)  # what is computed does not matter
     sys.setprofile(watch)
     try:
         icql.train(
@@ -115,7 +113,6 @@ def test_a_row_passes_the_files_that_the_page_lists(tmp_path):
         )
     finally:
         sys.setprofile(None)
-        jax.config.update("jax_disable_most_optimizations", False)
     of_the_row = {"data", "retrieval", "nn", "algos", "losses.py"}
     beside = {
         "algos/presets.py",  # settings, before any row

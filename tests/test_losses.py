@@ -81,6 +81,15 @@ def test_normalised_q_has_mean_size_one_and_a_constant_scale():
     assert np.isfinite(normalised_q(jnp.zeros(3))).all()  # a local critic without rewards
 
 
+def test_q_in_units_of_its_spread_does_not_feel_what_is_added_to_all():
+    q = jnp.array([1.0, -2.0, 4.0])
+    np.testing.assert_allclose(normalised_q(q, "spread"), q / np.sqrt(6.0), rtol=1e-6)
+    gradient = jax.grad(lambda q: normalised_q(q, "spread")[0])
+    np.testing.assert_allclose(gradient(q), [1 / np.sqrt(6.0), 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(gradient(q + 50), gradient(q), rtol=1e-4)
+    assert np.isfinite(normalised_q(jnp.ones(3), "spread")).all()
+
+
 @pytest.mark.parametrize(
     ("form", "weight", "by_hand"),
     [

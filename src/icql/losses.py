@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from icql.settings.algorithms import TD3BCForm
+from icql.settings.algorithms import QUnit, TD3BCForm
 
 Scalar = Float[Array, ""]
 Number = float | Scalar  # a setting is an entry of an array where a grid varies it
@@ -31,10 +31,11 @@ def advantage_weights(advantage: Values, beta: Number, limit: Number) -> Values:
     return jnp.exp(jnp.minimum(beta * advantage, jnp.log(limit)))
 
 
-def normalised_q(q: Values) -> Values:
-    """Q / E|Q|, the scale held constant under the gradient (TD3+BC's λ)."""
+def normalised_q(q: Values, unit: QUnit = "size") -> Values:
+    """Q / E|Q|, the scale held constant under the gradient (TD3+BC's λ); or Q over its spread."""
+    scale = jnp.abs(q).mean() if unit == "size" else q.std()
     # a local critic is exactly 0 where no reward was retrieved: keep the quotient finite
-    return q / jnp.maximum(jax.lax.stop_gradient(jnp.abs(q).mean()), 1e-6)
+    return q / jnp.maximum(jax.lax.stop_gradient(scale), 1e-6)
 
 
 def smoothed_action(

@@ -106,9 +106,8 @@ every = pytest.mark.parametrize("name", OFFLINE)
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_compilation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compile without most optimisations, each program once: nearly all the time of these tests."""
+    """Compile each program once: nearly all the time of these tests."""
     changes = {
-        "jax_disable_most_optimizations": True,
         "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
     }

@@ -92,6 +92,32 @@ def test_weights_that_vanish_are_refused():
         row_weights(np.array([np.nan, 0, 0]), VALUES, CONTEXT, DrawSettings(by="advantage"))
 
 
+@pytest.mark.parametrize("by", ["advantage", "robust", "rank"])
+@pytest.mark.parametrize("least", [300, 10_000])
+def test_a_lower_beta_leaves_the_least_rows(by, least):
+    """As many as asked for, or half of all; by the same rule with a smaller β."""
+    rng = np.random.default_rng(0)
+    returns, values = rng.normal(size=1000), np.zeros(1000)
+    context = rng.integers(0, 1000, (1000, 20))
+    sharp = row_weights(returns, values, context, DrawSettings(by=by, beta=10.0, limit=1e30))
+    wide = DrawSettings(by=by, beta=10.0, limit=1e30, least=least)
+    found = row_weights(returns, values, context, wide)
+    assert effective_share(sharp) < 0.25
+    assert effective_share(found) == pytest.approx(min(least / 1000, 0.5), abs=1e-3)
+    lower = np.polyfit(np.log(sharp), np.log(found), 1)[0] * 10.0
+    same = DrawSettings(by=by, beta=lower, limit=1e30)
+    np.testing.assert_allclose(found, row_weights(returns, values, context, same), rtol=1e-6)
+
+
+def test_weights_that_leave_enough_rows_stay_as_they_are():
+    kept = row_weights(RETURNS, VALUES, CONTEXT, DrawSettings(by="rank", beta=0.5, least=1))
+    np.testing.assert_array_equal(
+        kept, row_weights(RETURNS, VALUES, CONTEXT, DrawSettings(by="rank", beta=0.5))
+    )
+    top = DrawSettings(by="top", share=0.4, least=3)  # its share is what was asked for
+    np.testing.assert_array_equal(row_weights(RETURNS, VALUES, CONTEXT, top), [0, 0, 3])
+
+
 def test_effective_share():
     assert effective_share(np.ones(10)) == pytest.approx(1)
     assert effective_share(np.array([1.0, 0, 0, 0])) == pytest.approx(0.25)

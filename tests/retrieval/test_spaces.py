@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import jax
 import numpy as np
 import pytest
 
@@ -499,18 +497,9 @@ def test_a_critic_measures_as_training_did(
     assert (raw != table).any()
 
 
-@pytest.fixture
-def hasty() -> Iterator[None]:
-    """Compile in a hurry: what is computed does not matter."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def test_a_run_keeps_the_space_of_its_contexts(
     controlled: Transitions,
     learnt: list[int],
-    hasty: None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +42,6 @@ TINY = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick_compilation(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Compile without most optimisations, except where ICQL's bits are compared."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", "[icql]" not in request.node.name)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pendulum.register()
@@ -76,8 +66,10 @@ def prepared(name: str, data: Transitions) -> tuple[Any, Normaliser, Neighbours 
     ids=["icql", "iql", "dt", "bc by weight"],
 )
 def test_streamed_updates_are_those_of_resident_data_to_the_bit(
-    name: str, weighted: bool, store: Path
+    name: str, weighted: bool, store: Path, request: pytest.FixtureRequest
 ) -> None:
+    if name == "icql":  # its programs differ in their last bits when compiled in a hurry
+        request.getfixturevalue("optimised")
     data = open_store(store)
     algorithm, normaliser, neighbours = prepared(name, data)
     budget = {"icql": 300_000, "iql": 100_000, "dt": 200_000, "bc": 100_000}[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,6 @@ from icql.training.vary import check_grid
 GRID = {"beta": [1, 10], "expectile": [0.5, 0.9]}
 RUN = {"episodes": 2, "evaluate_every": 10, "checkpoint_every": 10, "log_every": 10}
 OBS, ACT, BATCH, K = 3, 2, 4, 3
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation() -> Iterator[None]:
-    """Compile without most optimisations: the same program for one run and for many."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="module")

@@ -59,11 +59,15 @@ def adam(
     rate: Any = learning_rate
     if cosine_steps:
         rate = optax.cosine_decay_schedule(learning_rate, cosine_steps)
+    # one vector of all parameters: a few large operations instead of many small ones
     if weight_decay is not None:
-        return optax.adamw(rate, weight_decay=weight_decay, mask=_matrices)
+        return optax.chain(
+            optax.flatten(optax.scale_by_adam()),
+            optax.add_decayed_weights(weight_decay, _matrices),
+            optax.scale_by_learning_rate(rate),
+        )
     parts = [] if clip is None else [optax.clip_by_global_norm(clip)]
     parts.append(optax.adam(rate))
-    # one vector of all parameters: a few large operations instead of many small ones
     step = optax.flatten(optax.chain(*parts))
     if preconditioner_rate == 1.0:
         return step

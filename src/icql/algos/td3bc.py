@@ -191,5 +191,5 @@ class ReBRAC(TD3Cloning[ReBRACSettings]):
     def actor_loss(self, q: Array, difference: Array) -> Array:
         """Cloning beside the least of the critics."""
         s, least = self.settings, q.min(0)
-        least = normalised_q(least) if s.normalise_q else least
+        least = normalised_q(least, s.q_unit) if s.normalise_q else least
         return cloning_actor_loss(least, difference, s.actor_bc)

@@ -13,6 +13,7 @@ which joins pieces of different episodes; a large one believes what really follo
 * `top`: 1 where the rank is in the top share, else 0: where the best of each place is enough.
 
 An advantage asks how much better, a rank only how often: it needs no scale, no outlier moves it.
+Where few rows would be left, `draw.least` lowers β.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ def row_weights(
             weights = (share >= 1 - settings.share).astype(np.float64)
             if not weights.any():  # nobody is better than the others: all are as good
                 weights = np.ones(len(returns))
+    if settings.by != "top":
+        weights = evened(weights, settings.least)
     total = float(weights.sum())
     if not total > 0:
         raise UserError(
@@ -107,6 +110,22 @@ def row_weights(
             fix="Take a smaller draw.beta, or draw.by rank.",
         )
     return weights * (len(weights) / total)
+
+
+def evened(weights: Doubles, least: int) -> Doubles:
+    """Weights ** c, c ≤ 1 the largest that leaves `least` rows, or half of them if that is fewer.
+
+    Of exponential weights c β is the β that would have left as many.
+    """
+    goal = min(least / len(weights), 0.5)
+    if not weights.any() or effective_share(weights) >= goal:
+        return weights
+    c, too_large = 0.0, 1.0  # c → 0 makes all alike
+    while too_large - c > 1e-6:
+        middle = (c + too_large) / 2
+        enough = effective_share(weights**middle) >= goal
+        c, too_large = (middle, too_large) if enough else (c, middle)
+    return weights**c
 
 
 def effective_share(weights: Doubles) -> float:

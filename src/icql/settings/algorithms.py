@@ -31,6 +31,7 @@ from icql.settings.shared import (
 )
 
 TD3BCForm = Literal["original", "retuned", "paper"]
+QUnit = Literal["size", "spread"]
 Aggregate = Literal["mean", "min"]
 
 
@@ -49,7 +50,9 @@ class GraphSettings(ActorSettings):
     """Settings of the critic solved on the retrieval graph, and of the policy drawn from it."""
 
     draw: DrawSettings = field(
-        default_factory=lambda: DrawSettings(by="advantage", beta=1.5, trace=0.9, ends=False)
+        default_factory=lambda: DrawSettings(
+            by="advantage", beta=1.5, trace=0.95, ends=False, least=2000
+        )
     )
     policy: PolicySettings = field(
         default_factory=lambda: PolicySettings(layer_norm=True, cosine=True)
@@ -107,7 +110,10 @@ class ReBRACSettings(DelayedSettings):
     critic_bc: NonNegative = 0.01
     """β₂, the penalty on the target policy's distance from the data's next action."""
     normalise_q: bool = True
-    """Divide Q by its mean size in the actor's loss."""
+    """Divide Q by its `q_unit` in the actor's loss."""
+    q_unit: QUnit = "size"
+    """size: E|Q|, which grows with whatever is added to all rewards; spread: Q's standard
+    deviation, which does not, so that one weight of cloning suits more tasks."""
     layer_norm: bool = True
     """LayerNorm in the critics (a local critic's features always have it)."""
     hidden: Widths = (256, 256, 256)
@@ -133,6 +139,8 @@ class RankSettings(ReBRACSettings):
     draw: DrawSettings = field(
         default_factory=lambda: DrawSettings(by="rank", rows="policy", trace=1.0)
     )
+    q_unit: QUnit = "spread"
+    """What Q is divided by in the actor's loss: its size, or its spread."""
     policy: PolicySettings = field(
         default_factory=lambda: PolicySettings(layer_norm=True, cosine=True)
     )

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from icql.settings.contexts import Metric, SpaceName
-from icql.settings.fields import AtLeastOne, BelowOne, Between, Count, NonNegative, Settings, Share
+from icql.settings.fields import (
+    AtLeastOne,
+    BelowOne,
+    Between,
+    Count,
+    NonNegative,
+    Settings,
+    Share,
+    Whole,
+)
 
 DrawnRows = Literal["all", "policy"]
 DrawBy = Literal["uniform", "advantage", "robust", "rank", "top"]
@@ -26,6 +35,9 @@ class DrawSettings(Settings):
     critics see all of the data alike (TD3+BC, ReBRAC, DMG)."""
     beta: NonNegative = 10.0
     """β, how sharp the weights are (advantage and robust: about 2; rank: about 10)."""
+    least: Whole = 0
+    """Lower β until weights leave at least this many rows, by (Σ w)² / Σ w², or half of the rows
+    where that is fewer: a policy of too few rows holds nothing. 0: never; `top` has its share."""
     share: Between = 0.2
     """The share that `top` keeps."""
     limit: AtLeastOne = 100.0

@@ -163,6 +163,7 @@ def test_the_printed_sign_of_the_expectile_is_that_of_the_opposite_level(tau):
     [
         ({"local.module": "mlp", "local.initial": "learned"}, "local.initial"),
         ({"local.module": "softmax", "local.spectral_bound": 1.0}, "local.spectral_bound"),
+        ({"local.module": "mlp", "local.kernel": 1.0}, "local.kernel"),
         ({"local.module": "ridge", "local.c_start": "xavier"}, "local.c_start"),
         ({"local.module": "ridge", "local.spectral_bound": 1.0}, "local.spectral_bound"),
         ({"local.ridge": 0.0}, "local.ridge"),

@@ -54,12 +54,13 @@ def test_normalised_features_by_hand(how):
 
 
 @pytest.mark.parametrize("gpu", [False, True])
-@pytest.mark.parametrize("how", ["unit", "layer"])
-def test_context_and_query_are_normalised_alike(how, gpu, monkeypatch):
-    """Q̂ of a linear critic by hand, from features normalised by hand."""
+@pytest.mark.parametrize(("how", "kernel"), [("unit", 0.0), ("layer", 0.0), ("unit", 2.0)])
+def test_context_and_query_are_normalised_alike(how, kernel, gpu, monkeypatch):
+    """Q̂ of a linear critic by hand, from features normalised and rows weighed by hand."""
     monkeypatch.setattr(backend, "critics_at_once", lambda: gpu)
     monkeypatch.setattr(backend, "context_with_query", lambda: gpu)
-    local = LocalSettings(layers=2, features=4, normalise=how, c_scale=4.0, dropout=0.0)
+    chosen = {"normalise": how, "kernel": kernel}
+    local = LocalSettings(layers=2, features=4, c_scale=4.0, dropout=0.0, **chosen)
     given = {"local": local, "context": 5, "discount": 0.9, "key": jax.random.key(0)}
     critics = local_critics(3, 2, (8,), 1, **given)
     rng = np.random.default_rng(1)
@@ -77,9 +78,12 @@ def test_context_and_query_are_normalised_alike(how, gpu, monkeypatch):
 
     expected, rows, after = [], phi(s, a), phi(s_next, a_next)
     for i in range(7):
+        squares = np.float64((s[i] - s[i, 0]) ** 2).sum(1)
+        k = np.exp(-kernel * squares / squares.mean())
         w = np.zeros(4)
         for _ in range(2):  # C = I
-            w = w + rows[i].T @ (r[i] + 0.9 * after[i] @ w - rows[i] @ w) / 5
+            errors = r[i] + 0.9 * after[i] @ w - rows[i] @ w
+            w = w + rows[i].T @ (k / k.mean() * errors) / 5
         expected.append(phi(s[i, 0], a[i, 1]) @ w)
     state, action = jnp.asarray(s[:, 0]), jnp.asarray(a[:, 1])
     np.testing.assert_allclose(critics(state, action, context)[0], expected, rtol=1e-4, atol=1e-5)

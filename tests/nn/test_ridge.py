@@ -41,6 +41,13 @@ def context(seed: int = 0) -> Transition:
     return Transition(*values, (jax.random.uniform(keys[5], (ROWS, N)) > 0.3).astype(jnp.float32))
 
 
+def kernel_weights(s, near, kernel: float) -> np.ndarray:
+    """exp(−kernel d² / mean d²) of a context's states, then of mean 1."""
+    squares = ((np.asarray(near, np.float64) - np.asarray(s, np.float64)) ** 2).sum(1)
+    weights = np.exp(-kernel * squares / squares.mean())
+    return weights / weights.mean()
+
+
 def by_numpy(mine: Critics, prior: Critics, s, a, context: Transition) -> np.ndarray:
     """min_w ‖y − Φ w‖² + λN ‖w − w₀‖², context by context, in the primal: (critics, rows)."""
 
@@ -61,18 +68,19 @@ def by_numpy(mine: Critics, prior: Critics, s, a, context: Transition) -> np.nda
         rows, after = phi(context.s, context.a), phi_bar(context.s_next, context.a_next)
         y = np.asarray(context.r) + DISCOUNT * np.asarray(context.mask) * (after @ w0_bar)
         for j in range(ROWS):
-            left = rows[j].T @ rows[j] + ridge * N * np.eye(D)
-            w = np.linalg.solve(left, rows[j].T @ y[j] + ridge * N * w0)
+            counted = np.diag(kernel_weights(s[j], context.s[j], mine.members.kernel))
+            left = rows[j].T @ counted @ rows[j] + ridge * N * np.eye(D)
+            w = np.linalg.solve(left, rows[j].T @ counted @ y[j] + ridge * N * w0)
             values[i, j] = phi(s, a)[j] @ w
     return values
 
 
 @pytest.mark.parametrize("gpu", [False, True])
-@pytest.mark.parametrize("with_target", [False, True])
-def test_values_are_those_of_the_regression(with_target, gpu, monkeypatch):
+@pytest.mark.parametrize(("with_target", "kernel"), [(False, 0.0), (True, 0.0), (True, 1.5)])
+def test_values_are_those_of_the_regression(with_target, kernel, gpu, monkeypatch):
     monkeypatch.setattr(backend, "critics_at_once", lambda: gpu)
     monkeypatch.setattr(backend, "context_with_query", lambda: gpu)
-    q, target = critics(0), critics(5) if with_target else None
+    q, target = critics(0, kernel=kernel), critics(5) if with_target else None
     s, a = jax.random.normal(jax.random.key(2), (ROWS, OBS)), jnp.full((ROWS, ACT), 0.3)
     expected = by_numpy(q, target or q, s, a, context())
     found = q(s, a, context(), prior=target)

@@ -153,6 +153,7 @@ def test_what_cannot_vary_is_refused(grid: dict[str, Any], message: str | None) 
 def test_a_local_critic_keeps_its_discount() -> None:
     """TD inside the context is compiled for one γ, so that another would reach only the target."""
     changes = {"hidden": [4], "batch_size": BATCH, "context.k": K, "local.features": 2}
+    changes |= {"policy.hidden": [4], "local.layers": 1}
     settings = override(resolve_preset("icql", "quick", None).settings, changes)
     algorithm = make_algorithm("icql", settings, Spec(OBS, ACT, 10))
     batch = Batch(shapes(BATCH), shapes(BATCH, K), shapes(BATCH, K))

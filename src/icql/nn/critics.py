@@ -29,7 +29,7 @@ class GlobalCritic(eqx.Module):
 
     net: MLP
 
-    def read(self, context: Any, *, key: PRNGKeyArray | None, prior: Any = None) -> None:
+    def read(self, context: Any, s: Array, *, key: PRNGKeyArray | None, prior: Any = None) -> None:
         """Read nothing: a global critic has no context."""
 
     def value(
@@ -60,15 +60,16 @@ class LocalCritic(eqx.Module):
     with_actions: bool = eqx.field(static=True)
     context_dropout: bool = eqx.field(static=True)
     normalise: Normalise = eqx.field(static=True)
+    kernel: float = eqx.field(static=True)
 
     def phi(self, pairs: Array, *, key: PRNGKeyArray | None) -> Float[Array, "... d"]:
         """φ of pairs (s, a), normalised where the settings ask for it."""
         return normalised(self.features(pairs, key=key), self.normalise)
 
     def read(
-        self, context: Any, *, key: PRNGKeyArray | None, prior: LocalCritic | None = None
+        self, context: Any, s: Array, *, key: PRNGKeyArray | None, prior: LocalCritic | None = None
     ) -> Array:
-        """Infer from the context Ω what the module needs (the local weights w for `linear`).
+        """Infer from the context Ω_s what the module needs (the local weights w for `linear`).
 
         `prior` is the target critic that a ridge takes the context's targets from: itself, where
         none is given.
@@ -76,8 +77,23 @@ class LocalCritic(eqx.Module):
         if isinstance(self.module, Ridge):
             pairs = pair(context.s, context.a if self.with_actions else None)
             y = (self if prior is None else prior).targets(context)
-            return self.module.fit(self.phi(pairs, key=self._context_key(key)), y)
-        return self.module.read(*self.context_features(context, key), self.discount)
+            phi = self.phi(pairs, key=self._context_key(key))
+            return self.module.fit(*self.weighed(context, s, phi, y))
+        return self.module.read(*self.context_features(context, s, key), self.discount)
+
+    def weighed(self, context: Any, s: Array, *rows: Array) -> list[Array]:
+        """What belongs to each row of Ω_s, times √(its weight by the kernel).
+
+        TD and ridge regression add up products of two of these, so that each row counts by its
+        weight, of mean 1 in every context.
+        """
+        if not self.kernel:
+            return list(rows)
+        squares = ((context.s - s[..., None, :]) ** 2).sum(-1)
+        typical = jnp.maximum(squares.mean(-1, keepdims=True), 1e-12)
+        weights = jnp.exp(-self.kernel * squares / typical)
+        roots = jnp.sqrt(weights / weights.mean(-1, keepdims=True))
+        return [x * roots.reshape(roots.shape + (1,) * (x.ndim - roots.ndim)) for x in rows]
 
     def value(
         self, memory: Array, s: Array, a: Array | None, *, key: PRNGKeyArray | None
@@ -98,20 +114,22 @@ class LocalCritic(eqx.Module):
         apart = key is not None and not self.context_dropout  # the two are treated differently
         if apart or isinstance(self.module, Ridge) or not backend.context_with_query():
             first, second = (None, None) if key is None else jax.random.split(key)
-            return self.value(self.read(context, key=first, prior=prior), s, a, key=second)
+            return self.value(self.read(context, s, key=first, prior=prior), s, a, key=second)
         pairs, query = self.context_pairs(context), pair(s, a)
         rows = [x.reshape(-1, x.shape[-1]) for x in (pairs, query)]
         features = self.phi(jnp.concatenate(rows), key=key)
         phi, phi_next = features[: len(rows[0])].reshape(*pairs.shape[:-1], -1)
-        memory = self.module.read(phi, phi_next, context.r, context.mask, self.discount)
+        phi, phi_next, r = self.weighed(context, s, phi, phi_next, context.r)
+        memory = self.module.read(phi, phi_next, r, context.mask, self.discount)
         return self.module.answer(memory, features[len(rows[0]) :].reshape(*query.shape[:-1], -1))
 
     def context_features(
-        self, context: Any, key: PRNGKeyArray | None = None
+        self, context: Any, s: Array, key: PRNGKeyArray | None = None
     ) -> tuple[Array, Array, Array, Array]:
         """(Φ, Φ', r, m) of a context: both feature matrices in one pass through the network."""
         phi, phi_next = self.phi(self.context_pairs(context), key=self._context_key(key))
-        return phi, phi_next, context.r, context.mask
+        phi, phi_next, r = self.weighed(context, s, phi, phi_next, context.r)
+        return phi, phi_next, r, context.mask
 
     def targets(self, context: Any) -> Float[Array, "batch n"]:
         """y_j = r_j + γ m_j φ(s'_j, a'_j)ᵀ w₀ of a context, by this critic's prior; no gradient."""
@@ -152,7 +170,6 @@ class Critics(eqx.Module):
         `prior`: the target critics, for :mod:`icql.nn.ridge` (themselves, where not given).
         """
         self._check(context)
-        s = _spread(s, a)
         keys = None if key is None else jax.random.split(key, self.count)
         priors = None if prior is None else prior.members
         return _each(
@@ -171,7 +188,9 @@ class Critics(eqx.Module):
         self._check(context)
         keys = None if key is None else jax.random.split(jax.random.fold_in(key, 0), self.count)
         priors = None if prior is None else prior.members
-        memory = _each(lambda m, k, p: m.read(context, key=k, prior=p), self.members, keys, priors)
+        memory = _each(
+            lambda m, k, p: m.read(context, s, key=k, prior=p), self.members, keys, priors
+        )
         return ValueAt(self.members, memory, s, self.count)
 
     @property
@@ -196,7 +215,7 @@ class Critics(eqx.Module):
             raise UserError("only the linear module has a per-layer trace.", where="local.module")
         self._check(context)
         first: Any = jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, self.members)
-        weights = first.module.trace(*first.context_features(context), first.discount)
+        weights = first.module.trace(*first.context_features(context, s), first.discount)
         return (weights * first.phi(pair(s, a), key=None)).sum(-1)
 
     def _check(self, context: Any) -> None:
@@ -216,10 +235,9 @@ class ValueAt(eqx.Module):
         self, a: Array | None = None, *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "count ..."]:
         """Each critic's value; `a` may have extra leading axes for several actions per state."""
-        s = _spread(self.s, a)
         keys = None if key is None else jax.random.split(jax.random.fold_in(key, 1), self.count)
         return _each(
-            lambda m, memory, k: m.value(memory, s, a, key=k), self.members, self.memory, keys
+            lambda m, memory, k: m.value(memory, self.s, a, key=k), self.members, self.memory, keys
         )
 
 
@@ -269,7 +287,7 @@ def local_critics(
             key=feature_key,
         )
         module = make_module(local, context, module_key)
-        static = (discount, action_dim > 0, local.context_dropout, local.normalise)
+        static = (discount, action_dim > 0, local.context_dropout, local.normalise, local.kernel)
         return LocalCritic(features, module, *static)
 
     return Critics(eqx.filter_vmap(make)(jax.random.split(key, count)), count)
@@ -310,13 +328,10 @@ def normalised(phi: Float[Array, "... d"], how: Normalise) -> Float[Array, "... 
 
 
 def pair(s: Array, a: Array | None) -> Array:
-    """(s, a) as one vector, or s alone."""
-    return s if a is None else jnp.concatenate([s, a], -1)
-
-
-def _spread(s: Array, a: Array | None) -> Array:
-    """Repeat the states for actions with extra leading axes."""
-    return s if a is None else jnp.broadcast_to(s, (*a.shape[:-1], s.shape[-1]))
+    """(s, a) as one vector, or s alone; states are repeated for actions with extra leading axes."""
+    if a is None:
+        return s
+    return jnp.concatenate([jnp.broadcast_to(s, (*a.shape[:-1], s.shape[-1])), a], -1)
 
 
 def _each(function: Callable[..., Any], members: Critic, *rest: Any) -> Any:

@@ -104,6 +104,10 @@ class LocalSettings(Settings):
     normalise: Normalise = "none"
     """φ as the network gives it; unit: divided by its length; layer: to mean 0 and variance 1. unit
     helps where critics run away: ‖ΦᵀΦ/N‖ ≤ 1, so that C may start larger (c_scale up to d)."""
+    kernel: NonNegative = 0.0
+    """Weigh the context's rows by exp(−kernel · d² / mean d²) of their distance to the query, among
+    the states as networks see them; 0: all alike, as the paper. Of linear and ridge; it may help
+    where some of a context are much farther than others."""
     initial: Initial = "zero"
     """w_0 of linear: zero, the paper's, or learned, a prior that the context corrects. It helps
     where whole contexts hold no reward (Kitchen): from zero Q̂ is 0 there whatever φ and C are."""
@@ -129,6 +133,12 @@ class LocalSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.kernel and self.module in ("mlp", "softmax"):
+            raise UserError(
+                f"belongs to linear and ridge, which add up over a context; {self.module} does not.",
+                where=self.section + "kernel",
+                fix="Leave it out, or take another local.module.",
+            )
         of_linear = {
             "initial": self.initial != "zero" and self.module != "ridge",  # whose w_0 is learned
             "c_start": self.c_start != "identity",

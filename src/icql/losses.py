@@ -112,6 +112,15 @@ def soft_actor_loss(q: Ensemble, log_prob: Values, temperature: Scalar) -> Scala
     return (temperature * log_prob - q.min(0)).mean()
 
 
+def expected_soft_value(
+    q: Float[Array, "critics choices batch"],
+    log_probs: Float[Array, "batch choices"],
+    temperature: Number,
+) -> Values:
+    """Σ_a π(a|s) [min_i Q_i(s, a) − α log π(a|s)], exact where actions are choices."""
+    return (jnp.exp(log_probs) * (q.min(0).T - temperature * log_probs)).sum(-1)
+
+
 def temperature_loss(log_temperature: Scalar, log_prob: Values, target_entropy: Number) -> Scalar:
     """E [−α log π(ã|s) − α H̄]  (SAC's temperature loss); α = exp(log α) > 0."""
     return -(jnp.exp(log_temperature) * (log_prob + target_entropy)).mean()

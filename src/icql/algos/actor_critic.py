@@ -16,6 +16,7 @@ from icql.algos.base import Algorithm, Batch, Needs, Spec
 from icql.algos.optimise import adam
 from icql.nn.critics import Critics, global_critics, local_critics
 from icql.nn.mlp import Activation, in_precision
+from icql.nn.policies import CategoricalPolicy, GaussianPolicy
 from icql.settings.algorithms import FlowSettings, FQLSettings
 from icql.settings.shared import ActorSettings, CriticSettings
 
@@ -126,6 +127,14 @@ class CriticLearner(Algorithm[S]):
     def _bounds(self) -> bool | None:
         """Whether values are held within bounds; None where there is no such setting."""
         return self.settings.bound_values if isinstance(self.settings, CriticSettings) else None
+
+
+def stochastic_policy(
+    s: ActorSettings, spec: Spec, key: PRNGKeyArray
+) -> GaussianPolicy | CategoricalPolicy:
+    """A fresh policy with a density: Gaussian, or over choices where actions are discrete."""
+    kind = CategoricalPolicy if spec.discrete else GaussianPolicy
+    return kind(spec.observation_dim, spec.action_dim, s.policy, spec.noise, key=key)
 
 
 def critic_optimiser(s: CriticSettings) -> optax.GradientTransformation:

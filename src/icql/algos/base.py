@@ -94,6 +94,7 @@ class Spec:
     rewards: tuple[float, float] = (-inf, inf)  # least and largest, as the algorithm sees them
     precision: Precision = "float32"  # of the matrix products of updates
     noise: tuple[float, ...] = ()  # on each observation in training (`policy.noise`)
+    discrete: bool = False  # actions are choices, one-hot: `action_dim` of them
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""BC: behaviour cloning with a deterministic policy.
+"""BC: behaviour cloning with a deterministic policy; of discrete actions, by their likelihood.
 
-    min E ‖π(s) − a‖²
+    min E ‖π(s) − a‖²,  or  max E log π(a|s)
 
 Settings follow CORL's `any_percent_bc` (256×256 ReLU, Adam 3e-4, batch 256).
 """
@@ -16,14 +16,14 @@ from icql.algos.actor_critic import policy_optimiser
 from icql.algos.base import Algorithm, Batch, Metrics
 from icql.algos.optimise import Trained, descend, start
 from icql.nn.mlp import in_precision
-from icql.nn.policies import DeterministicPolicy
+from icql.nn.policies import CategoricalPolicy, DeterministicPolicy
 from icql.settings.algorithms import BCSettings
 
 
 class BCState(eqx.Module):
     """The policy and its optimiser."""
 
-    pi: Trained[DeterministicPolicy]
+    pi: Trained[DeterministicPolicy | CategoricalPolicy]
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,17 @@ class BC(Algorithm[BCSettings]):
         """Return a fresh policy."""
         s, spec = self.settings, self.spec
         sizes = spec.observation_dim, spec.action_dim
-        pi = DeterministicPolicy(*sizes, s.policy, spec.noise, key=key)
+        kind = CategoricalPolicy if spec.discrete else DeterministicPolicy
+        pi = kind(*sizes, s.policy, spec.noise, key=key)
         return in_precision(BCState(start(pi, policy_optimiser(s, spec))), spec.precision)
 
     def update(self, state: BCState, batch: Batch, key: PRNGKeyArray) -> tuple[BCState, Metrics]:
-        """One step on ‖π(s) − a‖²."""
+        """One step on ‖π(s) − a‖², or on −log π(a|s)."""
         query = batch.query
 
-        def loss(pi: DeterministicPolicy) -> tuple[Array, None]:
+        def loss(pi: DeterministicPolicy | CategoricalPolicy) -> tuple[Array, None]:
+            if isinstance(pi, CategoricalPolicy):
+                return -pi.log_prob(query.s, query.a, key=key).mean(), None
             return ((pi(query.s, key=key) - query.a) ** 2).mean(), None
 
         pi, value, _ = descend(state.pi, policy_optimiser(self.settings, self.spec), loss)

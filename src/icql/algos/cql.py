@@ -13,10 +13,14 @@ form of CORL's `cql.py`. With `critic = local` every Q below is Q̂(s, a | Ω_s)
         min_Q max_α'  α' α (E[log Σ_a exp Q_i(s, a) − Q_i(s, a)] − gap)
 
 Policy, temperature and critics make their steps from the same networks, as in CORL.
+
+Of discrete actions every sum over actions is exact (Christodoulou 2019 for SAC), nothing is drawn,
+and H̄ is half of the largest entropy.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import equinox as eqx
@@ -28,10 +32,16 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from icql.algos.actor_critic import CriticLearner, critic_optimiser, policy_optimiser
 from icql.algos.base import Batch, Metrics, Transition
 from icql.algos.optimise import Trained, adam, descend, follow, start
-from icql.losses import bellman_target, conservative_gap, soft_actor_loss, temperature_loss
-from icql.nn.critics import Critics
+from icql.losses import (
+    bellman_target,
+    conservative_gap,
+    expected_soft_value,
+    soft_actor_loss,
+    temperature_loss,
+)
+from icql.nn.critics import Critics, ValueAt
 from icql.nn.mlp import in_precision
-from icql.nn.policies import TanhGaussianPolicy
+from icql.nn.policies import CategoricalPolicy, TanhGaussianPolicy
 from icql.settings.algorithms import CQLSettings
 
 
@@ -40,7 +50,7 @@ class CQLState(eqx.Module):
 
     q: Trained[Critics]
     q_target: Critics
-    pi: Trained[TanhGaussianPolicy]
+    pi: Trained[TanhGaussianPolicy | CategoricalPolicy]
     log_temperature: Trained[Float[Array, ""]]
     log_dual: Trained[Float[Array, ""]] | None  # log α', the Lagrange form only
 
@@ -55,7 +65,8 @@ class CQL(CriticLearner[CQLSettings]):
         q_key, pi_key = jax.random.split(key)
         q, optimiser = self.fresh_q(q_key), policy_optimiser(s, spec)
         sizes = spec.observation_dim, spec.action_dim
-        pi = TanhGaussianPolicy(*sizes, s.policy, spec.noise, key=pi_key)
+        kind = CategoricalPolicy if spec.discrete else TanhGaussianPolicy
+        pi = kind(*sizes, s.policy, spec.noise, key=pi_key)
         state = CQLState(
             q=start(q, critic_optimiser(s)),
             q_target=q,
@@ -72,24 +83,20 @@ class CQL(CriticLearner[CQLSettings]):
         temperature = jnp.exp(state.log_temperature.model)
         at_s = state.q.model.at(query.s, batch.context, prior=state.q_target)
 
-        def policy_loss(pi: TanhGaussianPolicy) -> tuple[Array, Array]:
-            a, log_prob = pi.sample(query.s, key=pi_key, training=True)
-            return soft_actor_loss(at_s(a), log_prob, temperature), log_prob
+        def policy_loss(pi: TanhGaussianPolicy | CategoricalPolicy) -> tuple[Array, Array]:
+            return self._actor_loss(pi, at_s, query.s, temperature, pi_key)
 
         pi, pi_loss, log_prob = descend(state.pi, optimiser, policy_loss)
 
-        target_entropy = -float(self.spec.action_dim)
+        n = self.spec.action_dim
+        target_entropy = 0.5 * math.log(n) if self.spec.discrete else -float(n)
         log_temperature, _, _ = descend(
             state.log_temperature,
             optimiser,
             lambda log_t: (temperature_loss(log_t, log_prob, target_entropy), None),
         )
 
-        a_next, log_prob_next = state.pi.model.sample(query.s_next, key=next_key)
-        q_next = state.q_target(query.s_next, a_next, batch.context_next).min(0)
-        v_next = self.bounded(q_next)
-        if s.backup_entropy:
-            v_next = v_next - temperature * log_prob_next
+        v_next = self._next_value(state, batch, temperature, next_key)
         y = bellman_target(query.r, query.mask, v_next, s.discount)
 
         sampled, log_density = self._proposals(state.pi.model, query, sample_key)
@@ -129,10 +136,46 @@ class CQL(CriticLearner[CQLSettings]):
         q_target = follow(state.q_target, q.model, s.target_rate)
         return CQLState(q, q_target, pi, log_temperature, log_dual), metrics
 
+    def _actor_loss(
+        self,
+        pi: TanhGaussianPolicy | CategoricalPolicy,
+        at_s: ValueAt,
+        s: Float[Array, "batch obs"],
+        temperature: Float[Array, ""],
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
+        """SAC's loss of the policy, and log π(ã|s): its mean where actions are choices."""
+        if isinstance(pi, CategoricalPolicy):
+            log_probs = pi.log_probs(s, key=key)
+            value = expected_soft_value(at_s(_every(*log_probs.shape)), log_probs, temperature)
+            return -value.mean(), (jnp.exp(log_probs) * log_probs).sum(-1)
+        a, log_prob = pi.sample(s, key=key, training=True)
+        return soft_actor_loss(at_s(a), log_prob, temperature), log_prob
+
+    def _next_value(
+        self, state: CQLState, batch: Batch, temperature: Float[Array, ""], key: PRNGKeyArray
+    ) -> Float[Array, " batch"]:
+        """min_i Q̄_i(s', ã') of one action drawn, or its mean over all where they are choices."""
+        pi, query, entropy = state.pi.model, batch.query, self.settings.backup_entropy
+        if isinstance(pi, CategoricalPolicy):
+            log_probs = pi.log_probs(query.s_next)
+            every = _every(*log_probs.shape)
+            q_next = self.bounded(state.q_target(query.s_next, every, batch.context_next))
+            return expected_soft_value(q_next, log_probs, temperature if entropy else 0.0)
+        a_next, log_prob_next = pi.sample(query.s_next, key=key)
+        v_next = self.bounded(state.q_target(query.s_next, a_next, batch.context_next).min(0))
+        return v_next - temperature * log_prob_next if entropy else v_next
+
     def _proposals(
-        self, pi: TanhGaussianPolicy, query: Transition, key: PRNGKeyArray
+        self, pi: TanhGaussianPolicy | CategoricalPolicy, query: Transition, key: PRNGKeyArray
     ) -> tuple[Float[Array, "samples batch act"], Float[Array, "samples batch"]]:
-        """Actions of U[−1, 1], π(·|s) and π(·|s') with the log-densities they were drawn with."""
+        """Actions of U[−1, 1], π(·|s) and π(·|s') with the log-densities they were drawn with.
+
+        Where actions are choices: all of them, each once.
+        """
+        if isinstance(pi, CategoricalPolicy):
+            every = _every(*query.a.shape)
+            return every, jnp.zeros(every.shape[:2])
         n, (batch, act) = self.settings.samples, query.a.shape
         uniform_key, *keys = jax.random.split(key, 1 + 2 * n)
         uniform = jax.random.uniform(uniform_key, (n, batch, act), minval=-1, maxval=1)
@@ -150,3 +193,8 @@ class CQL(CriticLearner[CQLSettings]):
 
     def _dual_optimiser(self) -> optax.GradientTransformation:
         return adam(self.settings.critic_learning_rate)
+
+
+def _every(batch: int, choices: int) -> Float[Array, "choices batch choices"]:
+    """Each choice, one-hot, for every state."""
+    return jnp.broadcast_to(jnp.eye(choices)[:, None], (choices, batch, choices))

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 import equinox as eqx
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.actor_critic import policy_optimiser
+from icql.algos.actor_critic import policy_optimiser, stochastic_policy
 from icql.algos.base import Algorithm, Batch, Metrics
 from icql.algos.optimise import Trained, descend, start
 from icql.nn.mlp import in_precision
-from icql.nn.policies import GaussianPolicy
+from icql.nn.policies import CategoricalPolicy, GaussianPolicy
 from icql.settings.algorithms import GraphSettings
 
 
 class ICQLGraphState(eqx.Module):
     """The policy and its optimiser."""
 
-    pi: Trained[GaussianPolicy]
+    pi: Trained[GaussianPolicy | CategoricalPolicy]
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ class ICQLGraph(Algorithm[GraphSettings]):
     def init(self, key: PRNGKeyArray) -> ICQLGraphState:
         """Return a fresh policy."""
         s, spec = self.settings, self.spec
-        sizes = spec.observation_dim, spec.action_dim
-        pi = GaussianPolicy(*sizes, s.policy, spec.noise, key=key)
+        pi = stochastic_policy(s, spec, key)
         return in_precision(ICQLGraphState(start(pi, policy_optimiser(s, spec))), spec.precision)
 
     def update(
@@ -47,7 +46,7 @@ class ICQLGraph(Algorithm[GraphSettings]):
         """One step on −log π(a|s) of rows drawn by weight."""
         query = batch.query
 
-        def loss(pi: GaussianPolicy) -> tuple[Array, None]:
+        def loss(pi: GaussianPolicy | CategoricalPolicy) -> tuple[Array, None]:
             return -pi.log_prob(query.s, query.a, key=key).mean(), None
 
         pi, value, _ = descend(state.pi, policy_optimiser(self.settings, self.spec), loss)

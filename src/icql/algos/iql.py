@@ -24,13 +24,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from icql.algos.actor_critic import CriticLearner, critic_optimiser, policy_optimiser
+from icql.algos.actor_critic import (
+    CriticLearner,
+    critic_optimiser,
+    policy_optimiser,
+    stochastic_policy,
+)
 from icql.algos.base import Batch, Metrics, Transition, join
 from icql.algos.optimise import Trained, descend, follow, start
 from icql.losses import advantage_weights, bellman_target, expectile
 from icql.nn.critics import Critics
 from icql.nn.mlp import in_precision
-from icql.nn.policies import GaussianPolicy
+from icql.nn.policies import CategoricalPolicy, GaussianPolicy
 from icql.settings.algorithms import IQLSettings
 
 
@@ -40,7 +45,7 @@ class IQLState(eqx.Module):
     q: Trained[Critics]
     q_target: Critics
     v: Trained[Critics] | None  # reading B only
-    pi: Trained[GaussianPolicy]
+    pi: Trained[GaussianPolicy | CategoricalPolicy]
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,7 @@ class IQL(CriticLearner[IQLSettings]):
         q, v = self.fresh_q(q_key), None
         if s.value == "expectile":
             v = start(self.fresh_v(v_key), critic_optimiser(s))
-        sizes = spec.observation_dim, spec.action_dim
-        pi = GaussianPolicy(*sizes, s.policy, spec.noise, key=pi_key)
+        pi = stochastic_policy(s, spec, pi_key)
         state = IQLState(start(q, critic_optimiser(s)), q, v, start(pi, policy_optimiser(s, spec)))
         return in_precision(state, spec.precision)
 
@@ -81,7 +85,7 @@ class IQL(CriticLearner[IQLSettings]):
         advantage = q_logged - v_s
         weights = advantage_weights(advantage, s.beta, s.advantage_limit)
 
-        def policy_loss(pi: GaussianPolicy) -> tuple[Array, None]:
+        def policy_loss(pi: GaussianPolicy | CategoricalPolicy) -> tuple[Array, None]:
             return -(weights * pi.log_prob(query.s, query.a, key=pi_key)).mean(), None
 
         pi, pi_loss, _ = descend(state.pi, policy_optimiser(s, self.spec), policy_loss)

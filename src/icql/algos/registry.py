@@ -33,9 +33,11 @@ class Entry:
     settings: type[Any]
     paper: str
     online: bool = False  # learns in an environment, not from logged data
+    discrete: bool = False  # can choose among discrete actions, one-hot (`Spec.discrete`)
     presets: Mapping[str, Any] = field(default_factory=dict)  # as a section of presets.toml
 
 
+CHOOSE = ("icql", "icql-graph", "iql", "bc", "cql")  # those with a policy over choices
 # name, where its code is, settings, what it is, and where it comes from
 _OWN: tuple[tuple[str, str, type[Any], str, str], ...] = (
     ("auto", "", own.AutoSettings, "icql-graph or icql-rank, by the data", "this package"),
@@ -69,6 +71,7 @@ _ALGORITHMS = {
         settings=settings,
         paper=paper,
         online=name == "sac",
+        discrete=name in CHOOSE,
     )
     for name, code, settings, summary, paper in _OWN
 }
@@ -111,12 +114,20 @@ def check_offline(name: str) -> None:
 
 def make_algorithm(name: str, settings: Any, spec: Spec) -> Algorithm[Any]:
     """Make the algorithm called `name`."""
-    make = get_algorithm(name).make
+    entry = get_algorithm(name)
+    make = entry.make
     if not make:
         raise UserError(
             "is chosen once there is data.",
             where=f"--algo {name}",
             fix="Name the algorithm itself.",
+        )
+    if spec.discrete and not entry.discrete:
+        able = (other for other, entry in algorithms().items() if entry.discrete)
+        raise UserError(
+            f"learns real numbers, and the actions of this data are {spec.action_dim} choices.",
+            where=f"--algo {name}",
+            fix=f"Take one that can choose: {', '.join(able)}.",
         )
     if isinstance(make, str):
         module, _, attribute = make.partition(":")

@@ -143,6 +143,50 @@ class GaussianPolicy(DeterministicPolicy):
         return jnp.clip(mean + std * jax.random.normal(key, mean.shape), -1, 1)
 
 
+class CategoricalPolicy(eqx.Module):
+    """A choice among actions, each one-hot: softmax(MLP(s)). Called, it returns the likeliest."""
+
+    net: MLP
+
+    def __init__(
+        self,
+        observation_dim: int,
+        choices: int,
+        settings: PolicySettings,
+        noise: Noise = (),
+        *,
+        key: PRNGKeyArray,
+    ) -> None:
+        sizes = observation_dim, choices
+        self.net = policy_net(*sizes, settings, noise, final_gain=0.01, key=key)
+
+    def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
+        """The likeliest action, one-hot."""
+        logits = self.net(s)
+        return jax.nn.one_hot(logits.argmax(-1), logits.shape[-1])
+
+    def log_probs(
+        self, s: Float[Array, "... obs"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "... act"]:
+        """log π(·|s) of every action; `key` turns noise and dropout on."""
+        return jax.nn.log_softmax(self.net(s, key=key))
+
+    def log_prob(
+        self,
+        s: Float[Array, "... obs"],
+        a: Float[Array, "... act"],
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Float[Array, "..."]:
+        """log π(a|s) of a one-hot action."""
+        return (a * self.log_probs(s, key=key)).sum(-1)
+
+    def sample(self, s: Float[Array, "... obs"], *, key: PRNGKeyArray) -> Float[Array, "... act"]:
+        """a ~ π(·|s), one-hot."""
+        logits = self.net(s)
+        return jax.nn.one_hot(jax.random.categorical(key, logits), logits.shape[-1])
+
+
 class TanhGaussianPolicy(eqx.Module):
     """a = tanh(u), u ~ N(mean(s), std(s)²): the squashed policy of SAC and CQL."""
 

@@ -135,7 +135,7 @@ class LocalSettings(Settings):
         super().__post_init__()
         if self.kernel and self.module in ("mlp", "softmax"):
             raise UserError(
-                f"belongs to linear and ridge, which add up over a context; {self.module} does not.",
+                f"belongs to linear and ridge, which add up over rows; {self.module} does not.",
                 where=self.section + "kernel",
                 fix="Leave it out, or take another local.module.",
             )

@@ -12,7 +12,12 @@ from icql.data.tasks import Task, list_tasks, register_task
 from icql.data.transitions import Steps
 
 TASK = Task(
-    "pendulum-test", "InvertedPendulum-v5", min_score=0.0, max_score=200.0, max_episode_steps=200
+    "pendulum-test",
+    "InvertedPendulum-v5",
+    min_score=0.0,
+    max_score=200.0,
+    max_episode_steps=200,
+    unit_actions=False,  # the controller below pushes within ±1 of the environment's ±3
 )
 GAINS = np.array([0.5, 3.0, 0.6, 0.8])  # cart position, angle, their velocities
 

@@ -141,3 +141,22 @@ def test_hdf5_keeps_both_marks_as_a_terminal(tmp_path: pathlib.Path) -> None:
     assert read_d4rl(tmp_path / "log.hdf5").steps.terminals[5]
     with h5py.File(tmp_path / "log.hdf5") as file:
         assert set(file) == {"observations", "actions", "rewards", "terminals", "timeouts"}
+
+
+@pytest.mark.parametrize("content", ["no JSON", "[1]"])
+def test_notes_that_are_none_are_named(tmp_path: pathlib.Path, content: str) -> None:
+    path = tmp_path / "log.hdf5"
+    write_hdf5(path, log(6, terminals=[2, 5]))
+    with h5py.File(path, "r+") as file:
+        file["metadata/icql"] = content
+    with pytest.raises(UserError, match=r"log.hdf5: it cannot be read as HDF5"):
+        read_d4rl(path)
+
+
+def test_a_file_of_ours_keeps_its_task(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log.hdf5"
+    write_hdf5(path, log(6, terminals=[2, 5]))
+    assert read_d4rl(path).task is None
+    named = replace(read_d4rl(path), task=get_task("hopper-medium-v2"))
+    write_d4rl(tmp_path / "again.hdf5", named)
+    assert read_d4rl(tmp_path / "again.hdf5").task == named.task

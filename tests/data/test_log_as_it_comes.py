@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given
@@ -650,7 +651,7 @@ def test_blocks_do_not_change_the_table(tmp_path: Path, monkeypatch: pytest.Monk
 # --- names travel -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["out.npz", "out.parquet", "out.icql"])
+@pytest.mark.parametrize("name", ["out.npz", "out.parquet", "out.icql", "out.hdf5"])
 def test_names_units_and_bounds_travel(tmp_path: Path, name: str) -> None:
     source = load_steps(log(tmp_path, plant_rows(3, 10)))
     signals = source.info.signals
@@ -685,7 +686,11 @@ def test_names_of_other_columns_are_refused(tmp_path: Path) -> None:
     write_dataset(source, str(tmp_path / "out.icql"))
     content = json.loads((tmp_path / "out.icql" / "store.json").read_text())
     (tmp_path / "out.icql" / "store.json").write_text(json.dumps(content | {"signals": other}))
-    for name in ("out.npz", "out.icql"):
+    write_dataset(source, str(tmp_path / "out.hdf5"))
+    with h5py.File(tmp_path / "out.hdf5", "r+") as file:
+        del file["metadata/icql"]
+        file["metadata/icql"] = json.dumps({"signals": other})
+    for name in ("out.npz", "out.icql", "out.hdf5"):
         with pytest.raises(UserError, match="names other columns"):
             load_dataset(tmp_path / name)
 

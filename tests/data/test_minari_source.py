@@ -11,10 +11,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
 from data.log_cases import random_log, source
-from icql.data import load_dataset
+from data.plant import MAPPING, plant_rows, write_plant
+from icql.data import get_task, load_dataset, tasks
+from icql.data.datasets import convert, load_steps
 from icql.data.formats.minari_source import fetch_minari, read_minari, write_minari
 from icql.errors import UserError
 
@@ -26,6 +28,7 @@ def minari_dataset(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> l
     from minari.data_collector import EpisodeBuffer
 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    monkeypatch.delitem(tasks._TASKS, "pendulum-test", raising=False)  # other tests register it
     env = gymnasium.make("InvertedPendulum-v5")
     env.action_space.seed(0)
     buffers = []
@@ -62,11 +65,46 @@ def test_minari_round_trip(minari_dataset: list[Any], tmp_path: pathlib.Path, na
     for row, buffer in zip(terminal, (first, last), strict=True):
         assert_array_equal(data.next_states[row], np.float32(buffer.observations[-1]))
     assert_array_equal(data.states[lengths[0]], np.float32(cut.observations[0]))
-    assert_array_equal(data.next_actions[lengths[0]], cut.actions[1])
+    assert_array_equal(data.next_actions[lengths[0]], np.float32(cut.actions[1] / 3))
     assert data.info.episode_returns == tuple(float(sum(b.rewards)) for b in minari_dataset)
-    # The pendulum's actions reach ±3 and no task says otherwise: they stay as they are.
-    assert np.abs(data.actions).max() > 1
-    assert "lie beyond ±1: policies act in [-1, 1]" in data.info.warnings[0]
+    # The pendulum's action space reaches ±3: that is what -1 and 1 stand for.
+    assert np.abs(data.actions).max() <= 1
+    assert_allclose(data.info.signals.in_units(data.actions[:1]), first.actions[:1], rtol=1e-6)
+    assert "mapped linearly to [-1, 1] from -3 … 3" in data.info.warnings[0]
+
+
+@pytest.mark.usefixtures("minari_dataset")
+@pytest.mark.parametrize("as_is", [False, True])
+def test_a_dataset_that_names_its_environment_has_its_task(
+    monkeypatch: pytest.MonkeyPatch, as_is: bool
+) -> None:
+    task = tasks.Task(
+        "balance",
+        "InvertedPendulum-v5",
+        min_score=0,
+        max_score=9,
+        max_episode_steps=9,
+        unit_actions=not as_is,
+    )
+    monkeypatch.setitem(tasks._TASKS, task.name, task)
+    data = load_dataset("test/pendulum-v0")
+    assert data.info.task == "balance"
+    assert bool(np.abs(data.actions).max() > 1) == as_is  # else mapped from ±3
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name", "task"),
+    [
+        ("AdroitHandDoor-v1", "D4RL/door/human-v2", "door-human-v1"),
+        ("AdroitHandDoor-v1", "D4RL/door/cloned-v2", "door-cloned-v1"),
+        ("Hopper-v4", "mine/hopper/first-v0", "hopper"),
+        ("Hopper-v5", "mujoco/hopper/medium-v0", None),  # whose rewards differ
+        ("FrankaKitchen-v1", "mine/log-v0", None),  # which of them would be a guess
+    ],
+)
+def test_task_of_an_environment(env_id: str, name: str, task: str | None) -> None:
+    found = tasks.find_env_task(env_id, name)
+    assert (found and found.name) == task
 
 
 @pytest.mark.usefixtures("minari_dataset")
@@ -107,6 +145,30 @@ def test_minari_dataset_is_minaris_own(minari_folder: pathlib.Path) -> None:
         assert bool(episode.terminations[-1]) == steps.terminals[end]
         assert bool(episode.truncations[-1]) != steps.terminals[end]
     assert (minari_folder / "test" / "log-v0").is_dir()
+
+
+@pytest.mark.usefixtures("minari_folder")
+def test_minari_keeps_task_space_and_units(tmp_path: pathlib.Path) -> None:
+    import minari
+
+    log = write_plant(tmp_path / "plant.csv", plant_rows(3, 10))
+    (tmp_path / "plant.csv.toml").write_text(MAPPING)
+    done = convert(log, "minari:test/plant-v0")
+    assert done["identical"]
+    again = load_dataset("minari:test/plant-v0")
+    assert again.info.signals == load_steps(log).info.signals
+    assert again.info.task is None
+    box = minari.load_dataset("test/plant-v0").action_space
+    assert (box.low.tolist(), box.high.tolist()) == ([-1, -1], [1, 1])
+
+    jumps = replace(source(random_log(60)), task=get_task("hopper-medium-v2"))
+    write_minari("test/jump-v0", jumps)
+    dataset = minari.load_dataset("test/jump-v0")
+    assert load_dataset("minari:test/jump-v0").info.task == "hopper-medium-v2"
+    assert dataset.spec.env_spec.id == "Hopper-v4"
+    steps = replace(jumps.steps, actions=3 * jumps.steps.actions)
+    write_minari("test/wide-v0", replace(jumps, steps=steps, task=None))
+    assert np.isinf(minari.load_dataset("test/wide-v0").action_space.high).all()
 
 
 @pytest.mark.usefixtures("minari_folder")

@@ -9,13 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import h5py
 import numpy as np
 import pytest
 
-from icql.data.tasks import get_task
+from icql.data.signals import Signals
+from icql.data.tasks import Task, get_task
 from icql.errors import UserError
 from icql.evaluation import EnvPool, make_env, rollout
+from icql.evaluation.environments import UnitActions
 from icql.training.versions import versions
 
 KITCHEN = get_task("kitchen-complete-v0")
@@ -280,3 +283,76 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_versions_name_the_simulator() -> None:
     found = versions()
     assert all(found[n] != "absent" for n in ("mujoco", "gymnasium", "gymnasium-robotics"))
+
+
+# --- Actions in [-1, 1] and the bounds of an environment ----------------------------------------
+
+SWING = Task("swing", "Pendulum-v1", min_score=-1700.0, max_score=0.0, max_episode_steps=50)
+
+
+def pushed(task: Task, action: float, signals: Signals | None = None) -> float:
+    """What an environment is driven by, when a policy's action is this."""
+    env, seen = make_env(task, signals), list[Any]()
+    inner: Any = env.unwrapped
+    step = inner.step
+    inner.step = lambda a: (seen.append(np.asarray(a).tolist()), step(a))[1]
+    env.reset(seed=0)
+    env.step(np.array([action], np.float32))
+    env.close()
+    (found,) = seen[0]
+    return float(found)
+
+
+@pytest.mark.parametrize(("action", "torque"), [(-1, -2), (0, 0), (0.5, 1), (1, 2)])
+def test_actions_reach_the_environments_own_bounds(action: float, torque: float) -> None:
+    assert pushed(SWING, action) == torque
+
+
+def test_the_logs_bounds_are_what_minus_one_and_one_mean() -> None:
+    """A log in torques from -1 to 0.5, played in an environment that takes ±2."""
+    log = Signals(action=("torque",), action_low=(-1.0,), action_high=(0.5,))
+    assert [pushed(SWING, a, log) for a in (-1, 0, 1)] == [-1, -0.25, 0.5]
+
+
+def test_a_policy_is_worth_the_same_in_its_logs_units() -> None:
+    """The same controller, once of torques in an environment of torques, once of percent."""
+
+    def controller(s: np.ndarray) -> np.ndarray:
+        return np.clip(0.4 * s[:, 1:2] - 0.1 * s[:, 2:3], -1, 1)
+
+    as_is = replace(SWING, unit_actions=False)
+    direct = rollout(lambda s: 2 * controller(s), as_is, episodes=3, seed=0)
+    mapped = rollout(controller, SWING, episodes=3, seed=0)
+    np.testing.assert_allclose(mapped.returns, direct.returns, rtol=1e-4)
+
+
+def test_a_normalised_environment_of_a_log_in_percent_takes_actions_as_they_are() -> None:
+    percent = Signals(action_low=(0.0,) * 3, action_high=(100.0,) * 3)
+    env = make_env(get_task("hopper"), percent)
+    assert not isinstance(env, UnitActions)
+    env.close()
+
+
+def test_bounds_that_do_not_fit_are_named() -> None:
+    percent = Signals(action_low=(0.0,), action_high=(100.0,))
+    with pytest.raises(UserError, match=r"between \[0\] and \[100\], those of 'Pendulum-v1'"):
+        make_env(SWING, percent)
+    gymnasium.register("Endless-v0", entry_point=Endless)
+    endless = replace(SWING, env_id="Endless-v0")
+    with pytest.raises(UserError, match="nothing says what a policy's -1 and 1 stand for"):
+        make_env(endless)
+    assert pushed(endless, 0.5, percent) == 75
+    assert pushed(replace(endless, unit_actions=False), 0.5) == 0.5
+
+
+class Endless(gymnasium.Env[Any, Any]):
+    """Takes any number."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 0.0, False, False, {}

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from icql.errors import UserError
 
 Names = tuple[str, ...]
@@ -29,6 +32,26 @@ class Signals:
 
     def __bool__(self) -> bool:
         return self != Signals()
+
+    @property
+    def bounded(self) -> bool:
+        """Whether actions were mapped: -1 and 1 stand for `action_low` and `action_high`."""
+        return bool(self.action_low)
+
+    def in_units(self, actions: ArrayLike) -> NDArray[np.float32]:
+        """Actions (…, act) of a policy in the log's units: low + (a + 1) / 2 · (high − low).
+
+        As they are, where they were not mapped.
+        """
+        given = np.asarray(actions, np.float32)
+        if not self.bounded:
+            return given
+        low, high = np.asarray(self.action_low), np.asarray(self.action_high)
+        return (low + (given.astype(np.float64) + 1) / 2 * (high - low)).astype(np.float32)
+
+    def told(self, names: Names) -> str:
+        """Names with their units, for messages."""
+        return ", ".join(f"{n} ({self.units[n]})" if n in self.units else n for n in names)
 
     def fits(self, observations: int, actions: int) -> bool:
         """Whether these are the names of rows of that many numbers."""

@@ -8,6 +8,7 @@ command line then knows it like any other.
 
 from __future__ import annotations
 
+import re
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
 from pathlib import PurePosixPath
@@ -43,7 +44,7 @@ class Task:
     transitions: int | None = None  # in the paper, before invalid rows are left out
     d4rl_file: str | None = None  # where D4RL keeps its data, below the address of all of them
     kitchen_tasks: tuple[str, ...] = ()  # what a kitchen episode has to complete
-    unit_actions: bool = True  # actions lie in [-1, 1]
+    unit_actions: bool = True  # logged in [-1, 1], the environment's bounds; else in its own units
     noise: tuple[float, ...] = ()  # most that the simulator adds to each observation, where known
 
     @overload
@@ -114,6 +115,29 @@ def find_task(name: str) -> Task | None:
         or (task.d4rl_file is not None and file == PurePosixPath(task.d4rl_file).stem)
     ]
     return max(fitting, key=lambda task: len(task.name)) if fitting else None
+
+
+def find_env_task(env_id: str, name: str = "") -> Task | None:
+    """The task that is played in an environment; of several, the one whose name is most like `name`.
+
+    None if there is none, or if several are alike but would score differently.
+    """
+    fitting = [task for task in map(get_task, list_tasks()) if task.env_id == env_id]
+    asked = _words(name)
+
+    def likeness(task: Task) -> tuple[int, int]:
+        own = _words(task.name)
+        return len(own & asked), -len(own - asked)
+
+    best = max(map(likeness, fitting), default=None)
+    found = [task for task in fitting if likeness(task) == best]
+    scores = {(t.min_score, t.max_score, t.max_episode_steps, t.kitchen_tasks) for t in found}
+    return found[0] if len(scores) == 1 else None
+
+
+def _words(name: str) -> set[str]:
+    """The words of a name, without its version."""
+    return {word for word in re.split(r"[^a-z0-9]+|v[0-9]+$", name.lower()) if word}
 
 
 @cache

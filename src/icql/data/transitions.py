@@ -333,11 +333,10 @@ class Source:
     def transitions(self, room: Room = IN_MEMORY) -> Transitions:
         """The transitions (s, a, r, s', a') of these steps, put into `room`."""
         actions = self.sound().steps.actions
-        if self.task is not None:
-            unit = self.task.unit_actions
-        else:
-            # Bounds of an unknown task are unknown: only actions that lie in ±1 anyway are clipped.
-            unit = not any((abs(actions[rows]) > 1).any() for rows in blocks(*actions.shape))
+        # Where bounds are unknown, only actions that lie in ±1 anyway are clipped.
+        unit = (self.task is not None and self.task.unit_actions) or not any(
+            (abs(actions[rows]) > 1).any() for rows in blocks(*actions.shape)
+        )
         clip = ACTION_CLIP if unit else None
         return Transitions.from_steps(
             self.steps, self.info, task=self.task, action_clip=clip, room=room

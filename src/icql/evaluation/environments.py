@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from icql.data.signals import Signals
 from icql.data.tasks import Task
 from icql.errors import UserError
 
@@ -26,17 +27,23 @@ Env: TypeAlias = gymnasium.Env[Any, Any]
 Step: TypeAlias = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
 Judge: TypeAlias = Callable[[Any, SupportsFloat, bool], tuple[SupportsFloat, bool]]
 """The simulator, the environment's own reward and end → D4RL's."""
+Bounds: TypeAlias = NDArray[np.float64]
 
 KITCHEN_NOISE = 0.1  # D4RL's noise ratio, for the robot and for the objects
+BOUND_SLACK = 1e-6  # of a range: what writing a bound in decimals may lose
 PEN_DROPPED = 0.075  # the pen's height below which D4RL ends the episode
 
 
-def make_env(task: Task) -> Env:
+def make_env(task: Task, signals: Signals | None = None) -> Env:
     """Build the environment that scores `task`: 1-d Box spaces, D4RL's protocol and episode limit.
 
+    Policies act in [-1, 1]. An environment with other bounds is wrapped in :class:`UnitActions`;
+    what -1 and 1 stand for is said by the bounds of the data's log (`signals`), or else by the
+    environment's own. A task with `unit_actions=False` takes a policy's actions as they are.
+
     Raises:
-        UserError: the environment does not exist, needs an extra that is not installed, or has
-            spaces that a policy over real vectors cannot use.
+        UserError: the environment does not exist, needs an extra that is not installed, has
+            spaces that a policy over real vectors cannot use, or bounds that do not fit.
     """
     env = {"kitchen": _make_kitchen, "adroit": _make_adroit}.get(task.domain, _make)(task)
     for what, space in (("action", env.action_space), ("observation", env.observation_space)):
@@ -47,7 +54,59 @@ def make_env(task: Task) -> Env:
                 where=f"task {task.name!r}",
                 fix="Only continuous control with flat observations is supported.",
             )
-    return env
+    try:
+        bounds = _bounds(task, env.action_space, signals or Signals())
+    except UserError:
+        env.close()
+        raise
+    return env if bounds is None else UnitActions(env, *bounds)
+
+
+def _bounds(task: Task, space: Any, signals: Signals) -> tuple[Bounds, Bounds] | None:
+    """What -1 and 1 stand for in an environment; None: themselves."""
+    unit = bool((space.low == -1).all() and (space.high == 1).all())
+    if signals.bounded and len(signals.action_low) == len(space.low):
+        low, high = np.asarray(signals.action_low), np.asarray(signals.action_high)
+        slack = BOUND_SLACK * (high - low)
+        if (low >= space.low - slack).all() and (high <= space.high + slack).all():
+            return None if (low == -1).all() and (high == 1).all() else (low, high)
+        if not unit:
+            raise UserError(
+                f"the log's actions lie between {_said(low)} and {_said(high)}, those of "
+                f"{task.env_id!r} between {_said(space.low)} and {_said(space.high)}.",
+                where=f"task {task.name!r}",
+                fix="Give `action_bounds` in the environment's units, or an environment in [-1, 1].",
+            )
+    if unit or not task.unit_actions:
+        return None
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise UserError(
+            f"the action space of {task.env_id!r} is {space}: nothing says what a policy's -1 and "
+            "1 stand for there.",
+            where=f"task {task.name!r}",
+            fix="Give the environment finite bounds, the log `action_bounds`, or, where the "
+            "environment takes [-1, 1], the task unit_actions=False.",
+        )
+    return space.low.astype(np.float64), space.high.astype(np.float64)
+
+
+def _said(bound: NDArray[Any]) -> str:
+    return "[" + ", ".join(f"{x:g}" for x in bound.tolist()) + "]"
+
+
+class UnitActions(gymnasium.ActionWrapper[Any, Any, Any]):
+    """An environment that is driven by actions in [-1, 1], which stand for `low` and `high`."""
+
+    def __init__(self, env: Env, low: Bounds, high: Bounds) -> None:
+        super().__init__(env)
+        self._low, self._high = low, high
+        self._space: Any = env.action_space
+        self.action_space = spaces.Box(-1, 1, low.shape, np.float32)
+
+    def action(self, action: Any) -> Any:
+        """The action in the environment's units, within its bounds."""
+        there = self._low + (np.asarray(action, np.float64) + 1) / 2 * (self._high - self._low)
+        return np.clip(there, self._space.low, self._space.high).astype(self._space.dtype)
 
 
 class KitchenState(gymnasium.ObservationWrapper[NDArray[np.float32], Any, Any]):

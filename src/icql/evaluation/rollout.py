@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import NDArray
 
+from icql.data.signals import Signals
 from icql.data.tasks import Task
 from icql.errors import UserError
 from icql.evaluation.environments import Env, make_env
@@ -68,11 +69,13 @@ class EnvPool(ExitStack[None]):
 
     Args:
         source: a task, or a function that builds one environment with flat Box spaces.
+        signals: of the data that policies learned from: what their -1 and 1 stand for in the
+            environment of a task.
     """
 
-    def __init__(self, source: Task | Callable[[], Env]) -> None:
+    def __init__(self, source: Task | Callable[[], Env], signals: Signals | None = None) -> None:
         super().__init__()
-        self._make = partial(make_env, source) if isinstance(source, Task) else source
+        self._make = partial(make_env, source, signals) if isinstance(source, Task) else source
         self._envs: list[Env] = []
         # Threads pay where a step stays long in the simulator, which releases the GIL: with two,
         # Kitchen runs 1.9 times as fast, Adroit 1.1 times, and the MuJoCo tasks 0.8 times.

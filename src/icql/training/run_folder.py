@@ -1,6 +1,7 @@
 """A run folder: everything about one run, in files anyone can open.
 
-run.json               what was asked: algorithm, settings, data hash, seeds, versions
+run.json               what was asked: algorithm, settings, seeds, versions; the data's hash, names,
+                       units and bounds
 space.npz              what distances of contexts are measured by, unless on raw columns
 metrics.jsonl          one JSON object per row: training metrics and evaluations
 tensorboard/           the same for TensorBoard
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from icql.data.signals import Signals
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.files import atomic, read_json, write_json
@@ -93,6 +95,11 @@ class RunFolder:
         if not isinstance(content, dict):
             raise UserError("is not a JSON object.", where=str(self.manifest_path))
         return content
+
+    @property
+    def signals(self) -> Signals:
+        """Names, units and bounds of the data's numbers; runs made before they were kept: none."""
+        return Signals.from_json(self.manifest.get("signals"), str(self.manifest_path))
 
     def check_data(self, data: Transitions) -> None:
         """Refuse data that the run was not made on; where it lies does not matter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from icql.algos.base import Algorithm, HasCritics, Spec
 from icql.algos.registry import make_algorithm
 from icql.data import Task, Transitions, get_task, load_dataset
+from icql.data.signals import Signals
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool, Progress, Rollouts, act_all, evaluate_policies
 from icql.files import default_cache_dir
@@ -55,7 +56,8 @@ def load_policy(run: str | Path) -> TrainedPolicy:
 
     like = _stacked(plan, made)
     task = None if plan.task is None else get_task(plan.task)
-    return TrainedPolicy(load_weights(folder.policy_path, like), plan.members, task)
+    policies = load_weights(folder.policy_path, like)
+    return TrainedPolicy(policies, plan.members, task, folder.signals)
 
 
 def load_critic(
@@ -101,15 +103,21 @@ class TrainedPolicy:
     policies: Any  # stacked along a leading axis of members
     members: tuple[Member, ...]  # training seeds and, of a grid, the settings
     task: Task | None
+    signals: Signals = field(default_factory=Signals)  # what the data's numbers are called
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """The training seed of every member."""
         return tuple(member.seed for member in self.members)
 
-    def act(self, observations: ArrayLike, **which: Unpack[Which]) -> NDArray[np.float32]:
+    def act(
+        self, observations: ArrayLike, *, normalised: bool = False, **which: Unpack[Which]
+    ) -> NDArray[np.float32]:
         """Actions for one observation (obs,) or a batch (B, obs), by one member's policy.
 
+        Observations are in the units of the data, and so are actions where the log had
+        `action_bounds` (`signals` has names, units and bounds); otherwise, and with `normalised`,
+        they are the policy's own in [-1, 1].
         A policy that remembers its episode (DT, RA-DT, QC) takes each observation as the first of
         an episode; to let it play on, use `evaluate`, or step `policies` (see `MemoryPolicy`).
         `seed` is a training seed of the run and `settings` a place in its grid, if it has one; the
@@ -131,7 +139,8 @@ class TrainedPolicy:
             )
         i = _index(self.members, which)
         actions = act_all(_at(self.policies, slice(i, i + 1)), jnp.atleast_2d(batch)[None])
-        return np.asarray(actions[0]).reshape(*batch.shape[:-1], -1)
+        found = np.asarray(actions[0]).reshape(*batch.shape[:-1], -1)
+        return found if normalised else self.signals.in_units(found)
 
     def evaluate(
         self, *, episodes: int = 10, seed: int = 0, progress: Progress | None = None
@@ -142,7 +151,7 @@ class TrainedPolicy:
                 "the run has no task, so there is no environment to play in.",
                 fix="Name one when training: icql train --task NAME.",
             )
-        with EnvPool(self.task) as environments:
+        with EnvPool(self.task, self.signals) as environments:
             return evaluate_policies(
                 self.policies,
                 environments,

@@ -275,7 +275,7 @@ def observation_noise(
 
 def open_environments(task: Task, data: Transitions) -> EnvPool:
     """Build the first environment before hours of training, and check that it fits the data."""
-    pool = EnvPool(task)
+    pool = EnvPool(task, data.info.signals)
     (first,) = pool.take(1)
     sizes = (first.observation_space.shape, first.action_space.shape)
     if sizes != ((data.observation_dim,), (data.action_dim,)):
@@ -308,6 +308,7 @@ def open_folder(plan: Plan, data: Transitions, out: Path, *, resume: bool) -> Ru
         "data_hash": data.content_hash(),
         "observation_dim": data.observation_dim,
         "action_dim": data.action_dim,
+        "signals": data.info.signals.as_json(),
         "versions": versions(),
     }
     return RunFolder.create(out, manifest)

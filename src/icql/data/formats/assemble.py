@@ -348,8 +348,8 @@ class _Assembly:
             None,
             None,
             lambda _: (
-                f"its actions were mapped linearly to [-1, 1]: {told}; map a policy's actions back "
-                "before you use them."
+                f"its actions were mapped linearly to [-1, 1]: {told}; a run keeps these bounds, "
+                "and `load_policy(run).act` gives actions in them."
             ),
             severity="warning",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +10,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.data.arrays import IN_MEMORY, Bools, Room, bytes_in_memory, check_kind, flags, reading
-from icql.data.tasks import Task, find_task
+from icql.data.signals import Signals
+from icql.data.tasks import Task, find_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
 from icql.errors import UserError
 from icql.files import atomic
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("timeouts", "next_observations", "valid")
+OWN = "metadata/icql"  # JSON: the task's name and what the numbers are; D4RL's readers pass over it
 FLAGS = ("terminals", "timeouts", "valid")
 # h5py reports damage as any of these, depending on where in the file it is.
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
 def read_d4rl(path: str | Path, task: Task | None = None, room: Room = IN_MEMORY) -> Source:
-    """Read a D4RL HDF5 file; groups such as `infos` and `metadata` are ignored.
+    """Read a D4RL HDF5 file; groups such as `infos` are ignored, and `metadata` but for ours.
 
     D4RL's rules that differ from plain logs: a file without `timeouts` is cut at the task's
     episode limit, a step that is both terminal and timed out counts as timed out, and the very
     last row is no transition.
     """
     source, path = str(path), Path(path)
+    arrays, own = _read_arrays(path, room)
+    if task is None and own.get("task") is not None:
+        task = get_task(str(own["task"]))
     task = task or find_task(path.name)
-    arrays = _read_arrays(path, room)
+    signals = Signals.from_json(own.get("signals"), source)
     terminals = flags("terminals", arrays["terminals"], source)
     if "timeouts" in arrays:
         timeouts = flags("timeouts", arrays["timeouts"], source)
@@ -41,11 +47,14 @@ def read_d4rl(path: str | Path, task: Task | None = None, room: Room = IN_MEMORY
     if len(terminals) == len(timeouts):  # else `checked` names the lengths
         terminals = terminals & ~timeouts
     steps = Steps(**arrays | {"terminals": terminals, "timeouts": timeouts}, drop_last=True)
-    return Source(steps.checked(source), DataInfo(path.stem, source=source), task)
+    steps = steps.checked(source)
+    if not signals.fits(steps.observations.shape[1], steps.actions.shape[1]):
+        raise UserError(f"`{OWN}` names other columns than it has.", where=source)
+    return Source(steps, DataInfo(path.stem, source=source, signals=signals), task)
 
 
 def write_d4rl(path: Path, source: Source) -> None:
-    """Write steps in D4RL's layout, all or nothing.
+    """Write steps in D4RL's layout, all or nothing; the task and what the numbers are, beside them.
 
     D4RL's rules apply when it is read again: the very last row is then no transition.
     """
@@ -56,6 +65,11 @@ def write_d4rl(path: Path, source: Source) -> None:
     with atomic(path) as temporary, h5py.File(temporary, "w") as file:
         for name, array in (steps.arrays() | marks).items():
             file.create_dataset(name, data=array, compression="gzip", compression_opts=1)
+        own: dict[str, Any] = {"task": source.task.name} if source.task else {}
+        if source.info.signals:
+            own["signals"] = source.info.signals.as_json()
+        if own:
+            file[OWN] = json.dumps(own, sort_keys=True, ensure_ascii=False)
 
 
 def timeouts_by_limit(terminals: Bools, limit: int) -> Bools:
@@ -72,8 +86,8 @@ def timeouts_by_limit(terminals: Bools, limit: int) -> Bools:
     return timeouts
 
 
-def _read_arrays(path: Path, room: Room) -> dict[str, NDArray[Any]]:
-    """The numeric arrays of the file, checked for kind and size before any is read."""
+def _read_arrays(path: Path, room: Room) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """The numeric arrays of the file, checked for kind and size before any is read; our notes."""
     import h5py
 
     with reading("HDF5", path, *_DAMAGE), h5py.File(path, "r") as file:
@@ -91,7 +105,15 @@ def _read_arrays(path: Path, room: Room) -> dict[str, NDArray[Any]]:
             check_kind(key, file[key].dtype, str(path))
         nbytes = sum(bytes_in_memory(file[key].shape, file[key].dtype) for key in present)
         room.check(nbytes, (file["rewards"].shape or (0,))[0], str(path))
-        return {key: _read(key, file[key], room) for key in present}
+        return {key: _read(key, file[key], room) for key in present}, _own(file)
+
+
+def _own(file: Any) -> dict[str, Any]:
+    """What a file of ours says about itself; of others, nothing."""
+    own = json.loads(file[OWN].asstr()[()]) if OWN in file else {}
+    if not isinstance(own, dict):
+        raise ValueError(f"`{OWN}` is no JSON object")
+    return own
 
 
 def _read(key: str, item: Any, room: Room) -> NDArray[Any]:

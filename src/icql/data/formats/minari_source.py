@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -16,13 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from icql.data.arrays import IN_MEMORY, Floats, Room
+from icql.data.arrays import IN_MEMORY, Floats, Room, float32
 from icql.data.formats.npz import check_chain
-from icql.data.tasks import Task
+from icql.data.signals import Signals
+from icql.data.tasks import Task, find_env_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
 from icql.errors import UserError
 
 PREFIX = "minari:"
+OWN = "icql"  # key of a dataset's metadata: JSON, the task's name and what the numbers are
 _ID = re.compile(r"[\w.-]+(/[\w.-]+)+-v\d+")
 
 
@@ -37,7 +41,9 @@ def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMO
 
     Minari keeps T+1 observations of an episode of T steps, so every step, the last included, has
     its true successor. An episode without an end mark was cut there. The steps are read into
-    memory, whatever `room` is, if its budget allows that.
+    memory, whatever `room` is, if its budget allows that. A dataset that names its environment has
+    the task of that environment, where there is one, and actions are mapped to [-1, 1] from the
+    bounds of its action space.
     """
     source = str(name).removeprefix(PREFIX)
     minari, folder = _minari(source), Path(source).expanduser() / "data"
@@ -54,6 +60,8 @@ def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMO
         width = dataset.observation_space.shape[0] + dataset.action_space.shape[0] + 1
         Room(memory=room.budget).check(int(dataset.total_steps) * width * 8, 0, source)
         steps = _steps(list(dataset.iterate_episodes()), source)
+        own, env_id = _own(dataset.storage.metadata)
+        bounds = dataset.action_space.low, dataset.action_space.high
     except FileNotFoundError as error:
         raise UserError(
             "there is no such Minari dataset on this machine.",
@@ -66,7 +74,15 @@ def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMO
             where=source,
             fix="It may be incomplete or of another Minari version: fetch it again.",
         ) from error
-    return Source(steps, DataInfo(source, source=f"{PREFIX}{source}"), task)
+    if task is None and own.get("task") is not None:
+        task = get_task(str(own["task"]))
+    if task is None and env_id is not None:
+        task = find_env_task(env_id, source)
+    signals = Signals.from_json(own.get("signals"), source)
+    if not signals.fits(steps.observations.shape[1], steps.actions.shape[1]):
+        raise UserError(f"`{OWN}` of its metadata names other columns.", where=source)
+    info = DataInfo(source, source=f"{PREFIX}{source}", signals=signals)
+    return _to_unit(Source(steps, info, task), *bounds)
 
 
 def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
@@ -74,7 +90,8 @@ def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
 
     Minari keeps the successor of an episode's last step. Where it was not recorded, the last
     observation is repeated, which is what its transition is given here as well. It holds neither
-    invalid rows nor successors inside an episode that are not its next rows.
+    invalid rows nor successors inside an episode that are not its next rows. The task, and what the
+    numbers are, lie in its metadata.
     """
     dataset_id = str(name).removeprefix(PREFIX)
     source = f"{PREFIX}{dataset_id}"
@@ -90,6 +107,7 @@ def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
         )
     if steps.next_observations is not None:
         check_chain(steps, source)
+    unit = not (np.abs(steps.actions) > 1).any()
     buffer = import_module("minari.data_collector").EpisodeBuffer
     ends = np.append(steps.ends[:-1], True)  # Minari asks for an end of every episode
     following = steps.observations if steps.next_observations is None else steps.next_observations
@@ -112,10 +130,10 @@ def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
                 dataset_id,
                 episodes,
                 env=None,
-                observation_space=_box(steps.observations),
-                action_space=_box(steps.actions),
+                observation_space=_box(steps.observations, np.inf),
+                action_space=_box(steps.actions, 1.0 if unit else np.inf),
                 description=None if log.task is None else f"Task: {log.task.name}",
-            )
+            ).storage.update_metadata(_notes(log))
     except (OSError, ValueError) as error:
         raise UserError(f"it cannot be written ({error}).", where=source) from error
 
@@ -161,8 +179,55 @@ def _replaced(folder: Path) -> Iterator[None]:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _box(rows: Floats) -> Any:
-    return import_module("gymnasium.spaces").Box(-np.inf, np.inf, rows.shape[1:], np.float32)
+def _box(rows: Floats, most: float) -> Any:
+    return import_module("gymnasium.spaces").Box(-most, most, rows.shape[1:], np.float32)
+
+
+def _notes(log: Source) -> dict[str, str]:
+    """What Minari has no place for: our notes, and the environment where Gymnasium knows it."""
+    own = {"task": log.task and log.task.name, "signals": log.info.signals.as_json()}
+    notes = {OWN: json.dumps(own, sort_keys=True, ensure_ascii=False)}
+    gymnasium = import_module("gymnasium")
+    if log.task is not None and log.task.domain != "kitchen":  # which shows other observations
+        try:
+            notes["env_spec"] = gymnasium.spec(log.task.env_id).to_json()
+        except (gymnasium.error.Error, ModuleNotFoundError, ValueError):
+            pass  # one that is not registered here is found by the task's name
+    return notes
+
+
+def _own(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Our notes in a dataset's metadata, and the id of its environment, where it has them."""
+    own, spec = (json.loads(metadata.get(key) or "{}") for key in (OWN, "env_spec"))
+    if not isinstance(own, dict) or not isinstance(spec, dict):
+        raise ValueError("its metadata holds no JSON objects")
+    return own, spec.get("id")
+
+
+def _to_unit(source: Source, low: Floats, high: Floats) -> Source:
+    """A log with actions in [-1, 1], mapped from the bounds of its action space if these differ.
+
+    Bounds that are not finite say nothing, nor do those of a task that takes actions as they are.
+    """
+    finite = bool(np.isfinite(low).all() and np.isfinite(high).all() and (high > low).all())
+    unit = bool((low == -1).all() and (high == 1).all())
+    taken = source.task is not None and not source.task.unit_actions
+    if unit or not finite or taken or source.info.signals.bounded:
+        return source
+    ends = low.astype(np.float64), high.astype(np.float64)
+    scaled = 2 * (source.steps.actions - ends[0]) / (ends[1] - ends[0]) - 1
+    bounds: Any = {
+        "action_low": tuple(ends[0].tolist()),
+        "action_high": tuple(ends[1].tolist()),
+    }
+    told = ", ".join(f"{a:g} … {b:g}" for a, b in zip(*ends, strict=True))
+    said = f"{source.info.source}: its actions were mapped linearly to [-1, 1] from {told}."
+    info = replace(
+        source.info,
+        signals=replace(source.info.signals, **bounds),
+        warnings=(*source.info.warnings, said),
+    )
+    return replace(source, steps=replace(source.steps, actions=float32(scaled)), info=info)
 
 
 def _minari(source: str) -> Any:

@@ -52,12 +52,11 @@ def refused(capsys: pytest.CaptureFixture[str], out: Path, *argv: str) -> str:
 @pytest.mark.parametrize(
     ("actions", "words"),
     [
-        (np.arange(ROWS) % 4, "shape (200,)"),
-        ((np.arange(ROWS) % 4)[:, None], "discrete action space"),
-        ((np.arange(ROWS) % 4)[:, None].astype(np.float32), "discrete action space"),
-        (np.eye(3)[np.arange(ROWS) % 3], "one-hot"),
+        ((np.arange(ROWS) % 4).astype(np.float32), "shape (200,)"),
+        ((np.arange(ROWS) % 4)[:, None].astype(np.float32), "these look like choices"),
+        (np.eye(3)[np.arange(ROWS) % 3], "are one-hot: these look like choices"),
     ],
-    ids=["ids", "column of ids", "ids as floats", "one-hot"],
+    ids=["ids as floats", "column of ids as floats", "one-hot"],
 )
 def test_discrete_actions(capsys, tmp_path, actions, words):
     data = write(tmp_path / "log.hdf5", actions=actions)

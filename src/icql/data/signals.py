@@ -53,6 +53,14 @@ class Signals:
         """Names with their units, for messages."""
         return ", ".join(f"{n} ({self.units[n]})" if n in self.units else n for n in names)
 
+    @property
+    def choices(self) -> Names:
+        """What each number of a discrete action stands for, exactly one being 1; else ()."""
+        for name, levels in self.categories.items():
+            if self.action == tuple(f"{name}={level}" for level in levels):
+                return levels
+        return ()
+
     def fits(self, observations: int, actions: int) -> bool:
         """Whether these are the names of rows of that many numbers."""
         widths = {len(self.action_low), len(self.action_high)}

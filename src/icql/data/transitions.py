@@ -337,7 +337,7 @@ class Source:
         unit = (self.task is not None and self.task.unit_actions) or not any(
             (abs(actions[rows]) > 1).any() for rows in blocks(*actions.shape)
         )
-        clip = ACTION_CLIP if unit else None
+        clip = ACTION_CLIP if unit and not self.info.signals.choices else None
         return Transitions.from_steps(
             self.steps, self.info, task=self.task, action_clip=clip, room=room
         )

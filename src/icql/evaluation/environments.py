@@ -46,14 +46,18 @@ def make_env(task: Task, signals: Signals | None = None) -> Env:
             spaces that a policy over real vectors cannot use, or bounds that do not fit.
     """
     env = {"kitchen": _make_kitchen, "adroit": _make_adroit}.get(task.domain, _make)(task)
+    if isinstance(env.action_space, spaces.Discrete):
+        env = ChoiceActions(env)
     for what, space in (("action", env.action_space), ("observation", env.observation_space)):
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
             env.close()
             raise UserError(
                 f"the {what} space of {task.env_id!r} is {space}, not a vector of real numbers.",
                 where=f"task {task.name!r}",
-                fix="Only continuous control with flat observations is supported.",
+                fix="Flat observations, and flat actions or choices (Discrete), are supported.",
             )
+    if isinstance(env, ChoiceActions):
+        return env
     try:
         bounds = _bounds(task, env.action_space, signals or Signals())
     except UserError:
@@ -107,6 +111,19 @@ class UnitActions(gymnasium.ActionWrapper[Any, Any, Any]):
         """The action in the environment's units, within its bounds."""
         there = self._low + (np.asarray(action, np.float64) + 1) / 2 * (self._high - self._low)
         return np.clip(there, self._space.low, self._space.high).astype(self._space.dtype)
+
+
+class ChoiceActions(gymnasium.ActionWrapper[Any, Any, Any]):
+    """An environment of discrete actions that is driven by one-hot rows."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self._start = int(env.action_space.start)  # type: ignore[attr-defined]
+        self.action_space = spaces.Box(0, 1, (int(env.action_space.n),), np.float32)  # type: ignore[attr-defined]
+
+    def action(self, action: Any) -> int:
+        """The number of the choice."""
+        return self._start + int(np.argmax(action))
 
 
 class KitchenState(gymnasium.ObservationWrapper[NDArray[np.float32], Any, Any]):

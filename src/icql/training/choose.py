@@ -3,8 +3,8 @@
 Where similar states saw much the same action, as in demonstrations, no critic can know what another
 action would have brought: the best of what was done is cloned (`icql-graph`). Where they saw many,
 as in logs of a policy that explored, a critic can tell them apart and the policy can go beyond the
-log (`icql-rank`). On the seven sets of docs/experiments.md the spread of actions is 0.12 to 0.18 on
-demonstrations and 0.49 to 0.60 on replays.
+log (`icql-rank`, or IQL where actions are choices). On the seven sets of docs/experiments.md the
+spread of actions is 0.12 to 0.18 on demonstrations and 0.49 to 0.60 on replays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def choose(plan: Plan, data: Transitions, given: Collection[str] = ()) -> tuple[
     """
     space = plan.settings.draw.space
     spread = action_spread(data, space=space, cache_dir=default_cache_dir())
-    algo = "icql-graph" if spread < LIMIT else "icql-rank"
+    wide = "iql" if data.info.signals.choices else "icql-rank"  # which learns real numbers
+    algo = "icql-graph" if spread < LIMIT else wide
     start = Plan.make(AUTO, task=plan.task, dataset=plan.dataset, preset=plan.preset)
     chosen = Plan.make(algo, task=plan.task, dataset=plan.dataset, preset=plan.preset)
 

@@ -112,12 +112,13 @@ class TrainedPolicy:
 
     def act(
         self, observations: ArrayLike, *, normalised: bool = False, **which: Unpack[Which]
-    ) -> NDArray[np.float32]:
+    ) -> NDArray[Any]:
         """Actions for one observation (obs,) or a batch (B, obs), by one member's policy.
 
         Observations are in the units of the data, and so are actions where the log had
         `action_bounds` (`signals` has names, units and bounds); otherwise, and with `normalised`,
-        they are the policy's own in [-1, 1].
+        they are the policy's own in [-1, 1]. Of discrete actions the number of the choice is
+        returned (`signals.choices` has their names), or with `normalised` a one-hot row.
         A policy that remembers its episode (DT, RA-DT, QC) takes each observation as the first of
         an episode; to let it play on, use `evaluate`, or step `policies` (see `MemoryPolicy`).
         `seed` is a training seed of the run and `settings` a place in its grid, if it has one; the
@@ -140,6 +141,8 @@ class TrainedPolicy:
         i = _index(self.members, which)
         actions = act_all(_at(self.policies, slice(i, i + 1)), jnp.atleast_2d(batch)[None])
         found = np.asarray(actions[0]).reshape(*batch.shape[:-1], -1)
+        if self.signals.choices and not normalised:
+            return np.asarray(found.argmax(-1))
         return found if normalised else self.signals.in_units(found)
 
     def evaluate(
@@ -236,7 +239,8 @@ def _opened(run: str | Path) -> tuple[RunFolder, Plan, Algorithm[Any]]:
     folder = RunFolder.open(run)
     plan, manifest = Plan.read(folder), folder.manifest
     try:
-        spec = Spec(manifest["observation_dim"], manifest["action_dim"], plan.run.steps)
+        sizes = manifest["observation_dim"], manifest["action_dim"]
+        spec = Spec(*sizes, plan.run.steps, discrete=bool(folder.signals.choices))
     except KeyError as missing:
         raise UserError(f"lacks {missing}.", where=str(folder.manifest_path)) from None
     return folder, plan, make_algorithm(plan.algo, plan.settings, spec)

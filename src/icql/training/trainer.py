@@ -142,6 +142,7 @@ def prepare(
         rewards,
         plan.run.precision,
         observation_noise(plan.settings, task, data, normaliser),
+        discrete=bool(data.info.signals.choices),
     )
     algorithm = make_algorithm(plan.algo, plan.settings, spec)
     uniform = uniform_rows(algorithm)

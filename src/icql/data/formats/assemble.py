@@ -135,7 +135,7 @@ class _Assembly:
         # a next observation is what the observation in its place is
         alike = self.columns.names("observation") if key == "next_observation" else names
         for name, like in zip(names, alike, strict=True):
-            levels = self.levels.get(like, ()) if key != "action" else ()
+            levels = self.levels.get(like, ())
             parts.append(Part(name, slice(width, width + max(1, len(levels))), levels))
             width = parts[-1].at.stop
         return parts
@@ -329,10 +329,13 @@ class _Assembly:
         for name in columns.names("observation"):
             levels = self.levels.get(name, ())
             names += [f"{name}={level}" for level in levels] or [name]
+        acts = columns.names("action")
+        if acts[0] in self.levels:  # the only one: see `_check_named`
+            acts = tuple(f"{acts[0]}={level}" for level in self.levels[acts[0]])
         low, high = ((), ()) if bounds is None else (tuple(map(float, b)) for b in bounds)
         return Signals(
             tuple(names),
-            columns.names("action"),
+            acts,
             columns.reward,
             dict(columns.units),
             low,

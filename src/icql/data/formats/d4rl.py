@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.data.arrays import IN_MEMORY, Bools, Room, bytes_in_memory, check_kind, flags, reading
+from icql.data.choices import are_choices, as_choices
 from icql.data.signals import Signals
 from icql.data.tasks import Task, find_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
@@ -37,6 +38,8 @@ def read_d4rl(path: str | Path, task: Task | None = None, room: Room = IN_MEMORY
         task = get_task(str(own["task"]))
     task = task or find_task(path.name)
     signals = Signals.from_json(own.get("signals"), source)
+    if are_choices(arrays["actions"]):
+        arrays["actions"], signals = as_choices(arrays["actions"], room, source)
     terminals = flags("terminals", arrays["terminals"], source)
     if "timeouts" in arrays:
         timeouts = flags("timeouts", arrays["timeouts"], source)
@@ -119,6 +122,7 @@ def _own(file: Any) -> dict[str, Any]:
 def _read(key: str, item: Any, room: Room) -> NDArray[Any]:
     if not item.shape:
         return item[()]
-    dtype = item.dtype if key in FLAGS else np.float32
+    stored = key in FLAGS or (key == "actions" and item.dtype.kind in "iu")
+    dtype = item.dtype if stored else np.float32
     chunk = item.chunks[0] if item.chunks else 1
     return room.fill(key, item.shape, dtype, item.__getitem__, multiple=chunk)

@@ -217,7 +217,7 @@ def _check_named(columns: Columns) -> None:
     """Refuse settings of columns that are not what the setting is for."""
     used, acted = columns.names(*KEYS), columns.names("action")
     fitting: dict[str, tuple[Any, Names]] = {
-        "categories": (columns.categories, columns.names("observation")),
+        "categories": (columns.categories, columns.names("observation", "action")),
         "flags": (columns.flags, columns.names(*VECTORS, *FLAGS)),
         "units": (columns.units, used),
         "gaps": (columns.gaps, columns.names(*VECTORS, "reward")),
@@ -232,6 +232,13 @@ def _check_named(columns: Columns) -> None:
                     where=where,
                     fix=nearest(name, [*known]),
                 )
+    chosen = [name for name in acted if name in columns.categories]
+    if chosen and (len(acted) > 1 or columns.action_bounds is not None):
+        raise UserError(
+            f"{chosen[0]!r} is a choice, which goes with no other action and has no bounds.",
+            where=f"{columns.origin}: categories",
+            fix="Name one column of choices as the action, or its combinations.",
+        )
     for name, rule in columns.gaps.items() if isinstance(columns.gaps, Mapping) else ():
         if rule in (HOLD, INTERPOLATE) and name not in columns.names("observation", "action"):
             raise UserError(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from icql.data.arrays import IN_MEMORY, Floats, Room, float32
+from icql.data.choices import as_choices
 from icql.data.formats.npz import check_chain
 from icql.data.signals import Signals
 from icql.data.tasks import Task, find_env_task, get_task
@@ -37,7 +38,7 @@ def is_minari(name: str) -> bool:
 
 
 def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMORY) -> Source:
-    """Read a Minari dataset with Box observations and actions, by id or folder.
+    """Read a Minari dataset with Box observations, and Box or Discrete actions, by id or folder.
 
     Minari keeps T+1 observations of an episode of T steps, so every step, the last included, has
     its true successor. An episode without an end mark was cut there. The steps are read into
@@ -49,19 +50,21 @@ def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMO
     minari, folder = _minari(source), Path(source).expanduser() / "data"
     try:
         dataset = minari.MinariDataset(folder) if folder.is_dir() else minari.load_dataset(source)
+        choices = _count(dataset.action_space)
         for kind in ("observation", "action"):
             space = getattr(dataset, f"{kind}_space")
-            if len(getattr(space, "shape", None) or ()) != 1:
+            flat = len(getattr(space, "shape", None) or ()) == 1
+            if not flat and (kind == "observation" or choices is None):
                 raise UserError(
                     f"its {kind}s are {space}, but one row of numbers (a flat Box) is needed.",
                     where=source,
                     fix="Flatten them when the dataset is recorded.",
                 )
-        width = dataset.observation_space.shape[0] + dataset.action_space.shape[0] + 1
+        acts = dataset.action_space.shape[0] if choices is None else choices
+        width = dataset.observation_space.shape[0] + acts + 1
         Room(memory=room.budget).check(int(dataset.total_steps) * width * 8, 0, source)
-        steps = _steps(list(dataset.iterate_episodes()), source)
+        steps, named = _steps(list(dataset.iterate_episodes()), dataset.action_space, source)
         own, env_id = _own(dataset.storage.metadata)
-        bounds = dataset.action_space.low, dataset.action_space.high
     except FileNotFoundError as error:
         raise UserError(
             "there is no such Minari dataset on this machine.",
@@ -78,11 +81,14 @@ def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMO
         task = get_task(str(own["task"]))
     if task is None and env_id is not None:
         task = find_env_task(env_id, source)
-    signals = Signals.from_json(own.get("signals"), source)
+    signals = Signals.from_json(own.get("signals"), source) or named
     if not signals.fits(steps.observations.shape[1], steps.actions.shape[1]):
         raise UserError(f"`{OWN}` of its metadata names other columns.", where=source)
     info = DataInfo(source, source=f"{PREFIX}{source}", signals=signals)
-    return _to_unit(Source(steps, info, task), *bounds)
+    found = Source(steps, info, task)
+    if choices is not None:
+        return found
+    return _to_unit(found, dataset.action_space.low, dataset.action_space.high)
 
 
 def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
@@ -204,6 +210,12 @@ def _own(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     return own, spec.get("id")
 
 
+def _count(space: Any) -> int | None:
+    """How many choices a discrete space has; None: it is none."""
+    discrete = import_module("gymnasium.spaces").Discrete
+    return int(space.n) if isinstance(space, discrete) else None
+
+
 def _to_unit(source: Source, low: Floats, high: Floats) -> Source:
     """A log with actions in [-1, 1], mapped from the bounds of its action space if these differ.
 
@@ -212,7 +224,8 @@ def _to_unit(source: Source, low: Floats, high: Floats) -> Source:
     finite = bool(np.isfinite(low).all() and np.isfinite(high).all() and (high > low).all())
     unit = bool((low == -1).all() and (high == 1).all())
     taken = source.task is not None and not source.task.unit_actions
-    if unit or not finite or taken or source.info.signals.bounded:
+    known = source.info.signals
+    if unit or not finite or taken or known.bounded or known.choices:
         return source
     ends = low.astype(np.float64), high.astype(np.float64)
     scaled = 2 * (source.steps.actions - ends[0]) / (ends[1] - ends[0]) - 1
@@ -241,7 +254,7 @@ def _minari(source: str) -> Any:
         ) from error
 
 
-def _steps(episodes: list[Any], source: str) -> Steps:
+def _steps(episodes: list[Any], space: Any, source: str) -> tuple[Steps, Signals]:
     if not episodes:
         raise UserError("there are no episodes in it.", where=source)
     for episode in episodes:
@@ -255,10 +268,14 @@ def _steps(episodes: list[Any], source: str) -> Steps:
         np.concatenate([getattr(episode, name) for episode in episodes])
         for name in ("actions", "rewards", "terminations", "truncations")
     )
+    signals = Signals()
+    if (choices := _count(space)) is not None:
+        actions, signals = as_choices(actions - int(space.start), IN_MEMORY, source, choices)
     last_rows = np.cumsum([len(episode) for episode in episodes]) - 1
     timeouts[last_rows] |= ~terminals[last_rows]
     here, following = (
         np.concatenate([episode.observations[part] for episode in episodes])
         for part in (slice(-1), slice(1, None))
     )
-    return Steps(here, actions, rewards, terminals, timeouts, following).checked(source)
+    steps = Steps(here, actions, rewards, terminals, timeouts, following).checked(source)
+    return steps, signals

@@ -21,6 +21,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from icql.data.arrays import IN_MEMORY, Floats, Room, bytes_in_memory, check_kind, matrix, reading
+from icql.data.choices import are_choices, as_choices
 from icql.data.signals import Signals
 from icql.data.tasks import Task, find_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
@@ -91,6 +92,9 @@ def read_npz(path: str | Path, room: Room = IN_MEMORY) -> tuple[Steps, dict[str,
             where=source,
             fix="Keep one of them.",
         )
+    if are_choices(arrays["actions"]):
+        arrays["actions"], signals = as_choices(arrays["actions"], room, source)
+        meta.setdefault("signals", signals.as_json())
     drop_last = bool(arrays.pop("drop_last", False))
     steps = Steps(**arrays, drop_last=drop_last).checked(source)
     if final is not None:
@@ -169,7 +173,8 @@ def _read(archive: zipfile.ZipFile, name: str, room: Room) -> NDArray[Any]:
             size = (rows.stop - rows.start) * math.prod(shape[1:]) * dtype.itemsize
             return np.frombuffer(file.read(size), dtype).reshape(-1, *shape[1:])
 
-        floats = name == "rewards" or name.endswith(("observations", "actions"))
+        floats = name == "rewards" or name.endswith("observations")
+        floats |= name == "actions" and dtype.kind not in "iu"
         return room.fill(name, shape, np.float32 if floats else dtype, read)
 
 

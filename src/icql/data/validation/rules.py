@@ -167,6 +167,8 @@ def _constant_dimensions(log: Examined) -> Found:
 def _discrete_actions(log: Examined) -> Found:
     actions = log.steps.actions
     width = actions.shape[1]
+    if log.signals.choices:
+        return
 
     def first(test: Callable[[Floats], Any]) -> int | None:
         rows = len(actions)
@@ -181,12 +183,14 @@ def _discrete_actions(log: Examined) -> Found:
     if row is None and not one_hot:  # whole numbers within ±1 may be a controller of full thrust
         return
     how = "are one-hot" if row is None else f"are whole numbers such as {actions[row].max():g}"
-    message = (
-        f"all actions {how}: this is a discrete action space, and every method here learns "
-        "continuous actions in [-1, 1]."
-    )
-    if log.mapping is not None and row is not None:
-        message += " If they are levels of something continuous, give `action_bounds`."
+    message = f"all actions {how}: these look like choices, and nothing says that they are."
+    if log.mapping is None:
+        message += " Store choices as one column of whole numbers (an integer type)."
+    elif row is not None:
+        message += (
+            " If they are choices, name the column in `categories`; if they are levels of "
+            "something continuous, give `action_bounds`."
+        )
     yield "error", "discrete_actions", row, "actions", message
 
 

@@ -567,7 +567,8 @@ def test_scales_are_found_and_said(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ('["mode"]', '["modus"]', "categories: column 'modus' is in no place .*'mode'"),
-        ('["mode"]', '["valve"]', "categories: column 'valve' is in no place"),
+        ('["mode"]', '["profit"]', "categories: column 'profit' is in no place"),
+        ('["mode"]', '["valve"]', "'valve' is a choice, which goes with no other action"),
         ('["mode"]', "3", "categories: must list columns, or be a table"),
         ('["mode"]', '{mode = ["a", "a"]}', "the levels of 'mode' must be different texts"),
         ('"hold"', '"fill"', "gaps: must be one of 'refuse', 'drop', 'hold', 'interpolate'"),

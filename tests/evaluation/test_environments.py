@@ -258,7 +258,7 @@ def test_custom_task_runs_with_its_own_limit() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"env_id": "CartPole-v1"}, "the action space of 'CartPole-v1' is Discrete"),
+        ({"env_id": "Blackjack-v1"}, "the observation space of 'Blackjack-v1' is Tuple"),
         ({"env_id": "NoSuchThing-v0"}, "'NoSuchThing-v0' cannot be made"),
         ({"env_id": "no_such_module:Thing-v0"}, "No module named 'no_such_module'"),
         ({"domain": "adroit"}, "D4RL's reward of 'Hopper-v4' is not known"),

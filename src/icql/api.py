@@ -13,7 +13,7 @@ from icql.data import Task, Transitions, get_task, register_task
 from icql.data.arrays import read_size
 from icql.errors import UserError
 from icql.progress import Display
-from icql.settings.change import override
+from icql.settings.change import names_of, override
 from icql.settings.grid import Grid
 from icql.settings.judge import JudgeSettings
 from icql.training.plan import Plan
@@ -136,7 +136,7 @@ def train(
         display=Display(quiet=quiet),
         memory=None if memory is None else read_size(memory),
         devices=devices,
-        given={*(settings or {}), *(run or {}), *lengths},
+        given={*names_of(settings or {}), *(run or {}), *lengths},
     )
 
 

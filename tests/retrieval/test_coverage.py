@@ -71,7 +71,7 @@ def test_distances_equal_brute_force(
     monkeypatch.setattr(module, "LONG", 10)
     data = transitions(wandering(episodes, steps=steps))
     ks = (1, 3, 8)
-    found = coverage(data, ks)
+    found = coverage(data, ks, space="raw")
     rows = np.arange(len(data))  # fewer than the sample, so all are looked at
     away = np.linalg.norm(data.states[:, None].astype(float) - data.states, axis=2)
     away[rows, rows] = np.inf
@@ -99,9 +99,9 @@ def test_24_episodes_are_sparse_where_2000_are_dense(paths: Callable[[int], Path
 def test_verdict_does_not_depend_on_units() -> None:
     for episodes in (24, 300):
         paths = wandering(episodes)
-        plain = coverage(transitions(paths))
+        plain = coverage(transitions(paths), space="raw")
         for scale in (1e-3, 1e3):
-            scaled = coverage(transitions(scale * paths))
+            scaled = coverage(transitions(scale * paths), space="raw")
             assert_array_equal(scaled.isolated, plain.isolated)
             assert_allclose(scaled.held_out, scale * plain.held_out, rtol=1e-4)
 

@@ -23,6 +23,11 @@ from icql.training.choose import choose
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
 
+OWN_LOG = {
+    "data.normalise_states": True,
+    "data.spread": "quartiles",
+    "draw.space": "standardised",
+}
 ASKED = {"batch_size": 8, "policy.hidden": [8, 8], "draw.compared": 8}
 RUN = {"episodes": 0, "log_every": 4, "checkpoint_every": 4}
 
@@ -157,7 +162,7 @@ def chosen(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 def test_the_run_is_that_of_the_algorithm_chosen(chosen: dict[str, Any], data: Path) -> None:
     plan = Plan.read(RunFolder.open(chosen["run"]))
     expected = Plan.make("icql-graph", dataset=str(data)).asked(
-        seeds=2, settings=ASKED, run={**RUN, "steps": 8}
+        seeds=2, settings={**ASKED, **OWN_LOG}, run={**RUN, "steps": 8}
     )
     assert plan == expected
     assert chosen["algo"] == "icql-graph"

@@ -43,8 +43,9 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_plan_is_recorded_and_read_back(finished: Path, data: Path) -> None:
     plan = Plan.read(RunFolder.open(finished))
+    own = {"data.normalise_states": True, "data.spread": "quartiles"}  # a log of one's own
     made = Plan.make("bc", dataset=str(data)).asked(
-        seeds=2, settings=SMALL, run={**RUN, "steps": 20}
+        seeds=2, settings={**SMALL, **own}, run={**RUN, "steps": 20}
     )
     assert plan == made
     assert (plan.preset, plan.seeds, plan.task) == ("quick", (0, 1), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,17 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import icql
 from data.plant import MAPPING, plant_rows, write_plant
+from icql.algos.presets import presets_of
+from icql.algos.registry import algorithms
+from icql.cli import main
 from icql.data.signals import Signals
+from icql.data.tasks import Task, get_task
+from icql.data.transitions import DataInfo, Transitions
+from icql.retrieval.coverage import coverage
+from icql.settings.contexts import DataSettings
+from icql.training.choose import standardised
+from icql.training.device import fit_normaliser
+from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
 
 TINY: Any = {"batch_size": 8, "policy.hidden": [8]}
@@ -71,3 +82,121 @@ def test_a_run_without_bounds_acts_as_it_always_did(tmp_path: Path) -> None:
     del manifest["signals"]  # as runs were written before
     (tmp_path / "run" / "run.json").write_text(json.dumps(manifest))
     assert icql.load_policy(tmp_path / "run").signals == Signals()
+
+
+# --- states -------------------------------------------------------------------------------------
+
+
+def columns_of(rng: np.random.Generator, rows: int = 801) -> np.ndarray:
+    """A pressure, a price with outliers, a flag that is rarely set, and what never changes."""
+    price = 0.2 + 0.05 * rng.normal(size=rows)
+    price[:5] = 1e6
+    flag = (np.arange(rows) % 20 == 0).astype(float)
+    found = [240_000 + 5_000 * rng.normal(size=rows), price, flag, np.full(rows, 1013.25)]
+    return np.stack(found, 1).astype(np.float32)
+
+
+def transitions(states: np.ndarray, **info: Any) -> Transitions:
+    rows = len(states)
+    rng = np.random.default_rng(1)
+    return Transitions(
+        states=states,
+        actions=rng.uniform(-1, 1, (rows, 1)).astype(np.float32),
+        rewards=rng.normal(size=rows).astype(np.float32),
+        next_states=np.roll(states, -1, 0),
+        next_actions=np.zeros((rows, 1), np.float32),
+        mask=np.ones(rows, np.float32),
+        episode=(np.arange(rows) // 50).astype(np.int32),
+        step=(np.arange(rows) % 50).astype(np.int32),
+        info=DataInfo("made", **info),
+    )
+
+
+def test_each_column_by_its_own_quartiles() -> None:
+    states = columns_of(np.random.default_rng(0))
+    found = fit_normaliser(
+        transitions(states), DataSettings(normalise_states=True, spread="quartiles")
+    )
+    for column in (0, 1):  # sorted by hand: of 801 rows the quartiles are rows 200, 400, 600
+        ordered = sorted(states[:, column].tolist())
+        assert found.mean[column] == np.float32(ordered[400])
+        assert found.std[column] == pytest.approx((ordered[600] - ordered[200]) / 1.349, rel=1e-6)
+    share = 41 / 801  # of the flag: its quartiles are equal, so its deviation
+    assert found.mean[2] == 0
+    assert found.std[2] == pytest.approx((share * (1 - share)) ** 0.5, rel=1e-6)
+    assert (found.mean[3], found.std[3]) == (np.float32(1013.25), 1)  # centred, not divided
+    scaled = (states - found.mean) / found.std
+    assert np.median(np.abs(scaled[:, 0])) == pytest.approx(0.67, abs=0.05)  # of a normal
+    assert np.abs(scaled[5:, :3]).max() < 6
+
+
+def test_d4rls_states_are_measured_as_before() -> None:
+    """The floor of a tenth of the median stays where it was made for: simulators."""
+    states = columns_of(np.random.default_rng(0))
+    std = states.astype(np.float64).std(0)
+    floor = 0.1 * np.median(std[:3])
+    found = fit_normaliser(transitions(states), DataSettings(normalise_states=True))
+    assert_allclose(found.std, [std[0], std[1], max(std[2], floor), 1], rtol=1e-6)
+    plain = fit_normaliser(transitions(states), DataSettings())
+    assert (plain.mean.tolist(), plain.std.tolist()) == ([0] * 4, [1] * 4)
+
+
+def test_own_logs_are_standardised_whatever_the_algorithm_and_preset() -> None:
+    data = transitions(columns_of(np.random.default_rng(0)))
+    for algo in algorithms():
+        for preset in presets_of(algo):
+            if algo in ("auto", "sac"):
+                continue
+            plan = Plan.make(algo, dataset="log.csv", preset=preset)
+            settings = standardised(plan, data).settings
+            assert (settings.data.normalise_states, settings.data.spread) == (True, "quartiles")
+            if settings.draw.by != "uniform":
+                assert settings.draw.space == "standardised"
+            if getattr(settings, "critic", "global") == "local":
+                assert settings.context.space == "standardised"
+            kept = {"data.normalise_states", "data.spread", "context.space", "draw.space"}
+            assert standardised(plan, data, kept) == plan
+            builtin = transitions(data.states, task="hopper-medium-v2")
+            assert standardised(plan, builtin) == plan
+    own = Task("mine", "Pendulum-v1", min_score=0, max_score=1, max_episode_steps=1)
+    assert not own.d4rl
+    assert all(
+        get_task(name).d4rl
+        for name in ("hopper", "hopper-mini", "pen-human-v1", "hopper-medium-v2")
+    )
+
+
+def test_what_is_asked_for_is_kept_and_recorded(plant: Path, run: Path, tmp_path: Path) -> None:
+    recorded = RunFolder(run).manifest["settings"]["data"]
+    assert (recorded["normalise_states"], recorded["spread"]) == (True, "quartiles")
+    mean = icql.load_policy(run).policies.mean[0]
+    states = icql.load_dataset(plant).states
+    assert mean[0] == pytest.approx(float(np.median(states[:, 0])), rel=1e-6)
+    for name, nested in (("dotted", False), ("nested", True)):
+        asked: Any = {"data": {"normalise_states": False}}
+        if not nested:
+            asked = {"data.normalise_states": False}
+        train(plant, tmp_path / name, settings={**TINY, **asked})
+        assert (icql.load_policy(tmp_path / name).policies.std == 1).all()
+    out = str(tmp_path / "cli")
+    options = ["--data.no-normalise-states", "--episodes", "0", "--steps", "2", "--batch-size", "8"]
+    assert main(["train", "--algo", "bc", "--dataset", str(plant), "--out", out, *options]) == 0
+    assert (icql.load_policy(out).policies.std == 1).all()
+
+
+def test_contexts_and_coverage_use_the_same_space(plant: Path, tmp_path: Path) -> None:
+    small = {"local.layers": 2, "local.features": 4, "context.k": 4, "hidden": [8]}
+    train(plant, tmp_path / "run", "icql", steps=2, settings={**TINY, **small})
+    critic = icql.load_critic(tmp_path / "run")
+    states = icql.load_dataset(plant).states
+    assert critic.context.space == "standardised"
+    assert_allclose(critic.space.fitted["scale"], critic.normaliser.std, rtol=1e-6)
+    data = icql.load_dataset(plant)
+    found = coverage(data, (4,), queries=50)
+    assert found.space == "standardised"
+    changed = replace(data, states=states * np.float32(2.0) ** np.arange(states.shape[1]))
+    changed = replace(changed, next_states=data.next_states * 2.0 ** np.arange(states.shape[1]))
+    again = coverage(changed, (4,), queries=50)
+    assert again.level == found.level
+    assert_allclose(again.distance, found.distance, rtol=1e-5)
+    assert coverage(icql.load_dataset("hopper-mini"), (4,), queries=9).space == "raw"

@@ -260,9 +260,10 @@ class Coverage(DatasetOptions):
     """How many states are looked at; their neighbours are sought in all of the data."""
     seed: int = 0
     """Seed of that sample."""
-    space: SpaceName = "raw"
+    space: SpaceName | None = None
     """What distances are measured on, as --context.space of training: the columns as they are, each
-    divided by its own spread (standardised), or learned features."""
+    divided by its own spread (standardised), or learned features. By default as in training: raw
+    for D4RL's tasks, standardised for logs of one's own."""
     out: Folder = None
     """Write picture and numbers into this folder."""
 

@@ -45,6 +45,7 @@ class Task:
     d4rl_file: str | None = None  # where D4RL keeps its data, below the address of all of them
     kitchen_tasks: tuple[str, ...] = ()  # what a kitchen episode has to complete
     unit_actions: bool = True  # logged in [-1, 1], the environment's bounds; else in its own units
+    d4rl: bool = False  # D4RL's own: states stay as they are and actions are clipped, as published
     noise: tuple[float, ...] = ()  # most that the simulator adds to each observation, where known
 
     @overload
@@ -118,7 +119,7 @@ def find_task(name: str) -> Task | None:
 
 
 def find_env_task(env_id: str, name: str = "") -> Task | None:
-    """The task that is played in an environment; of several, the one whose name is most like `name`.
+    """The task that is played in an environment; of several, the one most like `name`.
 
     None if there is none, or if several are alike but would score differently.
     """
@@ -148,7 +149,8 @@ def _load_entry_points() -> None:
 
 
 def _task(name: str, env_id: str, low: float, high: float, limit: int, **more: Any) -> Task:
-    return Task(name, env_id, min_score=low, max_score=high, max_episode_steps=limit, **more)
+    scores: Any = {"min_score": low, "max_score": high}
+    return Task(name, env_id, **scores, max_episode_steps=limit, d4rl=True, **more)
 
 
 _SLIDE = ("microwave", "kettle", "light switch", "slide cabinet")

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,10 +34,8 @@ from icql.data.arrays import (
 )
 from icql.data.faults import Fault, refuse
 from icql.data.signals import Signals
+from icql.data.tasks import Task, get_task, is_task
 from icql.errors import UserError
-
-if TYPE_CHECKING:
-    from icql.data.tasks import Task
 
 ACTION_CLIP = 1 - 1e-5  # keeps the log-density of a tanh policy finite
 
@@ -175,6 +173,11 @@ class DataInfo:
     episode_lengths: tuple[int, ...] = ()
     episode_scores: tuple[float, ...] = ()  # what the task scores, before normalisation
     signals: Signals = field(default_factory=Signals)  # names, units, bounds of the numbers
+
+    @property
+    def own(self) -> bool:
+        """Whether it is a log of one's own, in units of its own: D4RL's task is not its task."""
+        return self.task is None or not (is_task(self.task) and get_task(self.task).d4rl)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def _bounds(task: Task, space: Any, signals: Signals) -> tuple[Bounds, Bounds] |
                 f"the log's actions lie between {_said(low)} and {_said(high)}, those of "
                 f"{task.env_id!r} between {_said(space.low)} and {_said(space.high)}.",
                 where=f"task {task.name!r}",
-                fix="Give `action_bounds` in the environment's units, or an environment in [-1, 1].",
+                fix="Give `action_bounds` in the environment's units, or one that takes [-1, 1].",
             )
     if unit or not task.unit_actions:
         return None

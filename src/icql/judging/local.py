@@ -24,6 +24,7 @@ from icql.graph.logged import TOLERANCE
 from icql.graph.value_iteration import solve
 from icql.judging.log import Doubles, Log
 from icql.retrieval import ContextSettings, build_neighbours
+from icql.retrieval.neighbours import usual_space
 from icql.settings.draw import DrawSettings
 
 
@@ -45,12 +46,13 @@ class Graph:
     ) -> Graph | None:
         """Retrieve them; None where there are no other episodes."""
         data = log.data
-        settings = DrawSettings(discount=discount, expectile=0.5)
+        space = usual_space(data)
+        settings = DrawSettings(discount=discount, expectile=0.5, space=space)
         longest = int(np.unique(data.episode, return_counts=True)[1].max())
         k = min(settings.neighbours, len(data) - longest)
         if k < 1:
             return None
-        context = ContextSettings(k=k, exclude="episode")
+        context = ContextSettings(k=k, exclude="episode", space=space)
         near = build_neighbours(data, context, cache_dir=cache_dir, progress=progress)
         following = np.where(log.broken, -1, np.arange(len(data)) + 1)
         there = np.concatenate([following[:, None], np.asarray(near.next_state)], 1)

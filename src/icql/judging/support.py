@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from icql.judging.log import Doubles, Log, Rows
 from icql.retrieval import ContextSettings, Retriever
+from icql.retrieval.neighbours import usual_space
 
 NEAR = 16  # states whose actions are compared
 ASKED = 1000  # states at which it is asked
@@ -43,7 +44,8 @@ class Surroundings:
             return None
         rng = np.random.default_rng([seed, 5])
         rows = np.sort(rng.choice(len(data), min(ASKED, len(data)), replace=False))
-        context = ContextSettings(k=k, exclude="episode", engine="exact")
+        space = usual_space(data)
+        context = ContextSettings(k=k, exclude="episode", engine="exact", space=space)
         retriever = Retriever(data.states, None, context, episode=data.episode)
         near, _ = retriever(data.states[rows], rows=rows)
         spread = data.actions.std(0, dtype=np.float64)

@@ -28,7 +28,7 @@ from icql.data.pictures import BLUE, GREY, ORANGE, figure, state_map
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval.metric import Points, Space, pieces
-from icql.retrieval.neighbours import find_space
+from icql.retrieval.neighbours import find_space, usual_space
 from icql.retrieval.retriever import Retriever, silent
 from icql.settings.contexts import KS, QUERIES, ContextSettings, Exclude, SpaceName
 
@@ -177,7 +177,7 @@ def coverage(
     *,
     queries: int = QUERIES,
     seed: int = 0,
-    space: SpaceName = "raw",
+    space: SpaceName | None = None,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> Coverage:
@@ -185,7 +185,8 @@ def coverage(
 
     `ks` are context sizes; `queries` states are sampled by `seed`, and their neighbours are sought
     in all of the data; `space` is what all distances are measured on (a learned one is kept in
-    `cache_dir`); `progress` is told a label and the share done.
+    `cache_dir`), by default as in training (`usual_space`); `progress` is told a label and the
+    share done.
 
     Raises:
         UserError: if a k is not positive or exceeds the other states, or the sample is empty.
@@ -202,6 +203,7 @@ def coverage(
     generator = np.random.default_rng(seed)
     rows = np.sort(generator.choice(len(data), min(queries, len(data)), replace=False))
     pairs = data.states[generator.integers(len(data), size=(2, PAIRS))]
+    space = space or usual_space(data)
     settings = ContextSettings(k=ks[-1], engine="exact", space=space)
     measured = find_space(data, settings, cache_dir=cache_dir, progress=progress)
     moved = _apart(measured, data.next_states, data.states)

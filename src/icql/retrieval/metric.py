@@ -162,14 +162,19 @@ def fitted_space(metric: str, fitted: Fitted) -> Space:
 
 
 def spreads(rows: Points) -> Rows:
-    """The spread of each column (D,), by which distances in it are told from those in others.
+    """The spread of each column (D,), by which distances in it are told from those in others."""
+    return medians_and_spreads(rows)[1]
+
+
+def medians_and_spreads(rows: Points) -> tuple[Rows, Rows]:
+    """The median and the spread of each column (D,).
 
     (q75 - q25) / 1.349, a normal distribution's σ: outliers do not move it. Where that is 0, or no
     more than rounding, as in columns that rarely move, the standard deviation; 1 in columns that
     never do. Quartiles are those of at most `SAMPLE` numbers, evenly spread over the rows.
     """
     if not len(rows):
-        return np.ones(rows.shape[1])
+        return np.zeros(rows.shape[1]), np.ones(rows.shape[1])
     sample = rows[spaced(len(rows), SAMPLE // rows.shape[1])]
     found = np.array([np.quantile(c.astype(np.float64), (0.25, 0.5, 0.75)) for c in sample.T])
     spread = (found[:, 2] - found[:, 0]) / TO_SIGMA
@@ -178,7 +183,7 @@ def spreads(rows: Points) -> Rows:
         deviation = moments(rows)[1]
     moves = high - low > ROUNDING * np.maximum(np.abs(low), np.abs(high))
     spread = np.where(spread > ROUNDING * np.abs(found[:, 1]), spread, deviation)
-    return np.where(moves & (spread > 0) & np.isfinite(spread), spread, 1.0)
+    return found[:, 1], np.where(moves & (spread > 0) & np.isfinite(spread), spread, 1.0)
 
 
 def spaced(rows: int, most: int) -> Ids:

@@ -38,7 +38,7 @@ from icql.retrieval.metric import (
     nearest_first,
 )
 from icql.retrieval.retriever import Nearest, Retriever, resolve_engine, sample_rows, silent
-from icql.settings.contexts import ContextSettings
+from icql.settings.contexts import ContextSettings, SpaceName
 
 BLOCK = 64_000  # rows whose contexts are found at once: a few seconds of work that may be lost
 FIXED = 16_000_000  # bytes of one block of faiss's matrix products
@@ -127,6 +127,14 @@ def build_neighbours(
         if cache_dir is not None and (found := cache.load(cache_dir, identity.key)) is not None:
             return replace(found, space=space)
         raise
+
+
+def usual_space(data: Transitions) -> SpaceName:
+    """What distances are measured on where nothing is asked for: D4RL's columns as they are.
+
+    Columns of a log of one's own have units, so each is divided by its own spread.
+    """
+    return "standardised" if data.info.own else "raw"
 
 
 def find_space(

@@ -45,6 +45,15 @@ def override(settings: S, changes: Mapping[str, Any], prefix: str = "") -> S:
     return dataclasses.replace(settings, **values)  # type: ignore[type-var]
 
 
+def names_of(changes: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted name of everything that `override` would change, tables within tables too."""
+    for name, value in changes.items():
+        if isinstance(value, Mapping):
+            yield from names_of(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
 def unchecked(settings: S, values: Mapping[str, Any]) -> S:
     """Copy settings with other values by dotted name, unchecked: a traced one has no size."""
     changed = copy.copy(settings)

@@ -10,6 +10,7 @@ from icql.settings.fields import Count, Settings, Share, Whole
 
 Metric = Literal["l2", "cosine"]
 SpaceName = Literal["raw", "standardised", "learned"]
+SpreadName = Literal["deviation", "quartiles"]
 Strategy = Literal["similar", "random", "high_reward"]
 Exclude = Literal["none", "self", "episode"]
 Engine = Literal["auto", "exact", "accelerator", "approximate"]
@@ -32,7 +33,12 @@ class DataSettings(Settings):
     normalise_returns: bool = False
     """Also scale rewards by 1000 / (max return − min return), as IQL does on MuJoCo."""
     normalise_states: bool = False
-    """Standardise states; the normaliser travels with the policy."""
+    """Standardise states; the normaliser travels with the policy. On by default for logs of one's
+    own, whose columns have units (docs/mapping.md)."""
+    spread: SpreadName = "deviation"
+    """What standardised states are divided by. deviation: the standard deviation, at least a tenth
+    of the median over all columns, for simulators; quartiles: each column's own, as
+    context.space standardised, around its median: the default for logs of one's own."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,9 @@ class ContextSettings(Settings):
     """Distance between states: Euclidean, or 1 - cosine similarity."""
     space: SpaceName = "raw"
     """What distances are measured on. raw: the columns as they are; standardised: each divided by
-    its own spread, where columns have units of their own; learned: features of a small network
-    trained to predict the logged action and the change of state, where columns do not matter."""
+    its own spread, where columns have units, the default for logs of one's own; learned: features
+    of a small network trained to predict the logged action and the change of state, where columns
+    do not matter."""
     strategy: Strategy = "similar"
     """similar: the k nearest states; random: k uniform transitions; high_reward: of the nearest
     `candidates` states, the k with the highest reward."""

@@ -15,10 +15,17 @@ from dataclasses import replace
 from icql.data.transitions import Transitions
 from icql.files import default_cache_dir
 from icql.graph.logged import action_spread
+from icql.retrieval.neighbours import usual_space
 from icql.settings.change import leaves, override
 from icql.training.plan import AUTO, Plan
 
 LIMIT = 0.3  # between demonstrations and replays
+OWN_LOG = {
+    "data.normalise_states": True,
+    "data.spread": "quartiles",
+    "context.space": "standardised",
+    "draw.space": "standardised",
+}
 
 
 def choose(plan: Plan, data: Transitions, given: Collection[str] = ()) -> tuple[Plan, str]:
@@ -28,6 +35,8 @@ def choose(plan: Plan, data: Transitions, given: Collection[str] = ()) -> tuple[
     of `auto` may be another one's choice.
     """
     space = plan.settings.draw.space
+    if "draw.space" not in given and space == "raw":
+        space = usual_space(data)
     spread = action_spread(data, space=space, cache_dir=default_cache_dir())
     wide = "iql" if data.info.signals.choices else "icql-rank"  # which learns real numbers
     algo = "icql-graph" if spread < LIMIT else wide
@@ -48,3 +57,16 @@ def choose(plan: Plan, data: Transitions, given: Collection[str] = ()) -> tuple[
     )
     alike = "much the same action" if spread < LIMIT else "different actions"
     return plan, f"{algo}: similar states saw {alike} (spread {spread:.2f}, limit {LIMIT})"
+
+
+def standardised(plan: Plan, data: Transitions, given: Collection[str] = ()) -> Plan:
+    """The plan for a log of one's own: networks, contexts and draws see standardised columns.
+
+    What was `given` by its dotted name is kept, and so is what nothing reads.
+    """
+    if not data.info.own:
+        return plan
+    names = {name for name, _ in leaves(plan.settings)} - set(given)
+    wanted = {n: v for n, v in OWN_LOG.items() if n in names and plan.reads(n)}
+    settings = override(plan.settings, wanted)
+    return plan if settings == plan.settings else replace(plan, settings=settings)

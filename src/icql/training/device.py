@@ -19,6 +19,7 @@ from icql.data.arrays import IN_MEMORY, Floats, Room, blocks, moments
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval import Neighbours
+from icql.retrieval.metric import medians_and_spreads
 from icql.settings.contexts import DataSettings
 from icql.training.draws import Alias, draw
 
@@ -111,8 +112,7 @@ class DeviceData(eqx.Module):
 
 
 def fit_normaliser(data: Transitions, settings: DataSettings) -> Normaliser:
-    """Measure the data: state mean and spread, reward scale."""
-    mean, std = moments(data.states)
+    """Measure the data: middle and spread of the states, reward scale."""
     scale = settings.reward_scale
     if settings.normalise_returns:
         returns = data.info.episode_returns
@@ -123,14 +123,17 @@ def fit_normaliser(data: Transitions, settings: DataSettings) -> Normaliser:
                 fix="Turn it off and give --data.reward-scale.",
             )
         scale *= 1000.0 / max(max(returns) - min(returns), 1e-6)
-    if settings.normalise_states:
+    if not settings.normalise_states:
+        mean, spread = np.zeros(data.observation_dim), np.ones(data.observation_dim)
+    elif settings.spread == "quartiles":
+        mean, spread = medians_and_spreads(data.states)
+    else:
+        mean, std = moments(data.states)
         # a constant dimension has no scale of its own, and dividing a simulator's offset by a tiny
         # number would blow it up: constant ones are only centred, nearly constant ones floored
         moving = std[std >= 1e-6]
         floor = 0.1 * float(np.median(moving)) if moving.size else 1.0
         spread = np.where(std < 1e-6, 1.0, np.maximum(std, floor))
-    else:
-        mean, spread = np.zeros_like(std), np.ones_like(std)
     states = mean.astype(np.float32), spread.astype(np.float32)
     return Normaliser(*states, float(scale), settings.reward_shift)
 

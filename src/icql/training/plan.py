@@ -161,12 +161,17 @@ class Plan:
         """Settings that differ from their preset's though nothing reads them, and why."""
         start = resolve_preset(self.algo, self.preset, self.task).settings
         changed = differences(dict(leaves(start)), dict(leaves(self.settings)))
-        return {
-            name: why
-            for name in changed
-            for unused, why in self.settings.unused.items()
-            if name == unused or (unused.endswith(".") and name.startswith(unused))
-        }
+        return {name: why for name in changed if (why := self._why_unread(name)) is not None}
+
+    def reads(self, name: str) -> bool:
+        """Whether anything reads a setting, as the others stand."""
+        return self._why_unread(name) is None
+
+    def _why_unread(self, name: str) -> str | None:
+        for unused, why in self.settings.unused.items():
+            if name == unused or (unused.endswith(".") and name.startswith(unused)):
+                return str(why)
+        return None
 
     def default_out(self) -> Path:
         """Return a new folder under `runs/`, named after the run and the time."""

@@ -29,7 +29,7 @@ from icql.retrieval.cache import read_fitted, write_fitted
 from icql.retrieval.metric import fitted_space
 from icql.settings.grid import check_names
 from icql.settings.shared import ActorSettings, AlgorithmSettings
-from icql.training.choose import choose
+from icql.training.choose import choose, standardised
 from icql.training.desk import Bystander, Desk, Prepared, check_finite
 from icql.training.device import Normaliser, fit_normaliser, reward_range
 from icql.training.draws import alias_of
@@ -56,8 +56,8 @@ def run_training(
 
     `memory` is what the data may take (see `icql.training.stream`), `devices` how many train (see
     `icql.training.loop`); they decide no outcome. `given` are the settings that were asked for by
-    name, where the algorithm is still to be chosen. In a group of processes only the first has a
-    folder and a result; the others return what was trained.
+    name, which the data does not decide (`icql.training.choose`). In a group of processes only the
+    first has a folder and a result; the others return what was trained.
     """
     join_group()
     if not is_first():
@@ -75,6 +75,10 @@ def run_training(
     if plan.algo == AUTO:
         plan, why = choose(plan, data, given)
         display.say(f"algorithm: {why}")
+    if not resume:
+        plan = standardised(plan, data, given)
+    if plan.settings.data.normalise_states and data.info.own:
+        display.say("states: each column standardised (--data.no-normalise-states: as they are)")
     if memory is None and is_store(plan.dataset):
         memory = memory_limit()
     with stopping_together():

@@ -9,7 +9,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
@@ -195,10 +195,9 @@ def _notes(log: Source) -> dict[str, str]:
     notes = {OWN: json.dumps(own, sort_keys=True, ensure_ascii=False)}
     gymnasium = import_module("gymnasium")
     if log.task is not None and log.task.domain != "kitchen":  # which shows other observations
-        try:
+        # one that is not registered here is found by the task's name
+        with suppress(gymnasium.error.Error, ModuleNotFoundError, ValueError):
             notes["env_spec"] = gymnasium.spec(log.task.env_id).to_json()
-        except (gymnasium.error.Error, ModuleNotFoundError, ValueError):
-            pass  # one that is not registered here is found by the task's name
     return notes
 
 

@@ -264,10 +264,13 @@ def _scales(log: Examined) -> Found:
 
     others = ", ".join(said(i) for i in unheard[:5].tolist())
     more = f" and {unheard.size - 5:,} more" if unheard.size > 5 else ""
-    message = (
-        f"{said(wide)} outweighs {others}{more} by more than {SCALES:,} times: where distances "
-        "are taken on the columns as they are, these have no say in which states are similar. "
-        "Retrieve by standardised columns, or log them in units of about the same size."
+    own = log.task is None or not log.task.d4rl
+    message = f"{said(wide)} outweighs {others}{more} by more than {SCALES:,} times. " + (
+        "Training, retrieval and coverage therefore divide each column by its own spread, "
+        "unless you say otherwise (--data.no-normalise-states, --context.space raw)."
+        if own
+        else "Distances are taken on the columns as they are, so these have no say in which "
+        "states are similar: --context.space standardised, --draw.space standardised."
     )
     yield "warning", "scales", None, log.name("observations", wide), message
 

@@ -1,7 +1,7 @@
 """A small heating plant with its operators: a log to learn from, and the truth to check against.
 
-    python examples/plant.py log plant.csv       what the operators did, shift by shift
-    python examples/plant.py play runs/plant     the trained policy in the plant, beside the operators
+    python examples/plant.py log plant.csv     what the operators did, shift by shift
+    python examples/plant.py play runs/plant   the trained policy in the plant, beside operators
 
 Water is heated to a set point and pressed through a network. Every minute the plant pays for power
 and for what its customers miss: warmth, and pressure within a band. The operators know the right
@@ -25,6 +25,7 @@ UNITS = {"pressure": "Pa", "water": "°C", "outside": "°C", "price": "EUR/kWh",
 SET_POINTS = ("heater", "pump")
 LOW, HIGH = np.array([40.0, 0.0]), np.array([90.0, 100.0])  # °C, %
 Vector = NDArray[np.float64]
+Control = Callable[[Vector], Vector]
 
 
 class Plant(gymnasium.Env[Vector, Vector]):
@@ -65,7 +66,7 @@ class Plant(gymnasium.Env[Vector, Vector]):
         return np.array([self.pressure, self.water, self.outside, self.price, self.demand])
 
 
-def operators(rng: np.random.Generator) -> Callable[[Vector], Vector]:
+def operators(rng: np.random.Generator) -> Control:
     """One shift's crew: the right direction, with its own habits and a rough hand."""
     warm, quick, rough = 66 + 5 * rng.normal(), rng.uniform(0.2, 1.2), rng.uniform(4, 14)
 
@@ -77,7 +78,7 @@ def operators(rng: np.random.Generator) -> Callable[[Vector], Vector]:
     return act
 
 
-def shift(plant: Plant, act: Callable[[Vector], Vector], seed: int) -> list[dict[str, float]]:
+def shift(plant: Plant, act: Control, seed: int) -> list[dict[str, float]]:
     """The rows of one shift."""
     rows, (sensors, _) = list[dict[str, float]](), plant.reset(seed=seed)
     over = False
@@ -103,16 +104,36 @@ def write_log(path: str, shifts: int, seed: int = 0) -> None:
                 writer.writerow([number, minute, *cells])
 
 
-def profit(act: Callable[[Vector], Vector], shifts: int, seed: int = 10_000) -> list[float]:
-    """Mean EUR per minute of each of some new shifts."""
+def play_shifts(
+    crew: Callable[[], Control], shifts: int, seed: int = 10_000
+) -> list[list[dict[str, float]]]:
+    """New shifts, the same ones for everybody, with a new crew in each."""
     plant = Plant()
-    played = (shift(plant, act, seed + number) for number in range(shifts))
-    return [float(np.mean([row["profit"] for row in rows])) for rows in played]
+    return [shift(plant, crew(), seed + number) for number in range(shifts)]
+
+
+def draw(played: dict[str, list[list[dict[str, float]]]], path: str) -> None:
+    """The pressure in one shift, and the profit of each."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+    for name, shifts in played.items():
+        left.plot([row["pressure"] / 1_000 for row in shifts[0]], label=name)
+        profits = [np.mean([row["profit"] for row in rows]) for rows in shifts]
+        right.plot(np.sort(profits), np.linspace(0, 1, len(profits)), marker=".", label=name)
+    left.axhline(240, color="grey", linestyle="--", label="wanted")
+    left.set(xlabel="minute of a shift", ylabel="pressure (kPa)")
+    right.set(xlabel="profit of a shift (EUR per minute)", ylabel="share of shifts below")
+    left.legend()
+    right.legend()
+    figure.savefig(path, dpi=120)
 
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     log = commands.add_parser("log", help="write what the operators did")
     log.add_argument("path")
@@ -120,6 +141,7 @@ def main() -> None:
     play = commands.add_parser("play", help="play a trained policy in the plant")
     play.add_argument("run")
     play.add_argument("--shifts", type=int, default=20)
+    play.add_argument("--out", help="draw the first of these shifts, and the profit of all")
     given = parser.parse_args()
     if given.command == "log":
         write_log(given.path, given.shifts)
@@ -127,12 +149,13 @@ def main() -> None:
     import icql
 
     policy, rng = icql.load_policy(given.run), np.random.default_rng(1)
-    for name, act in (
-        ("operators", lambda s: operators(rng)(s)),
-        ("policy", lambda s: np.asarray(policy.act(s), np.float64)),
-    ):
-        found = profit(act, given.shifts)
-        print(f"{name:10s} {np.mean(found):7.3f} EUR per minute ({given.shifts} shifts)")
+    crews = {"operators": lambda: operators(rng), "policy": lambda: policy.act}
+    played = {name: play_shifts(crew, given.shifts) for name, crew in crews.items()}
+    for name, rows in played.items():
+        mean = np.mean([row["profit"] for shift in rows for row in shift])
+        print(f"{name:10s} {mean:7.2f} EUR per minute, mean of {given.shifts} new shifts")
+    if given.out:
+        draw(played, given.out)
 
 
 if __name__ == "__main__":

@@ -275,27 +275,33 @@ class Watch:
     """Finds critics whose mean value is above all that rewards like the data's can add up to.
 
     No policy has a value above max r / (1 − γ), or 0 where all rewards are negative. A critic
-    beyond that has run away, long before its numbers stop being finite. Values far too low are no
-    such sign: conservative methods aim at them.
+    beyond that, by more than a hundredth of all that is possible, has run away, long before its
+    numbers stop being finite: a fresh network is near 0, whatever the limit. Values far too low are
+    no such sign: conservative methods aim at them.
     """
 
     algorithm: Algorithm[Any]
     members: Sequence[Member]
     said: bool = field(default=False, init=False)
 
-    def limit(self, member: Member) -> float:
-        """The largest value that any policy of `member` can have."""
+    def limits(self, member: Member) -> tuple[float, float]:
+        """The least and the largest value that any policy of `member` can have."""
         algorithm = vary(self.algorithm, member.settings)
-        return algorithm.value_range()[1] if isinstance(algorithm, HasCritics) else inf
+        return algorithm.value_range() if isinstance(algorithm, HasCritics) else (-inf, inf)
+
+    def beyond(self, value: float, member: Member) -> bool:
+        """Whether no policy can have this value."""
+        least, largest = self.limits(member)
+        return bool(value - largest > 0.01 * (largest - least))
 
     def warnings(self, metrics: Mapping[str, Any]) -> list[str]:
         """One sentence for each member whose mean Q is beyond the limit."""
         return [
             f"the mean Q of {member.label} is {value:.4g}, but no policy can have more than "
-            f"{self.limit(member):.4g} (largest reward / (1 − γ)): its critic has run away. "
+            f"{self.limits(member)[1]:.4g} (largest reward / (1 − γ)): its critic has run away. "
             f"To try: {'; '.join(self.algorithm.remedies)}."
             for member, value in zip(self.members, metrics.get("q", ()), strict=False)
-            if value > self.limit(member)
+            if self.beyond(value, member)
         ]
 
     def first(self, metrics: Mapping[str, Any]) -> str | None:

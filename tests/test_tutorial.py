@@ -17,8 +17,8 @@ from icql.cli import main
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 SHORT = {
-    "train": ["--steps", "1500"],
-    "judge": ["--updates", "200", "--seeds", "1", "--no-graph", "--json"],
+    "train": ["--steps", "1000"],
+    "judge": ["--updates", "200", "--seeds", "2", "--no-graph", "--json"],
 }
 
 

@@ -17,7 +17,7 @@ from icql.cli import main
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 SHORT = {
-    "train": ["--steps", "1000"],
+    "train": ["--steps", "2000"],
     "judge": ["--updates", "200", "--seeds", "2", "--no-graph", "--json"],
 }
 

@@ -35,6 +35,15 @@ def test_python_examples_of_the_readme_run(tmp_path, monkeypatch):
         assert names["layers"].shape[1] == 5
 
 
+def test_the_example_of_the_page_on_evidence_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks((ROOT / "docs" / "evidence.md").read_text(), "python")
+    names: dict[str, object] = {}
+    exec(compile(code, "evidence.md", "exec"), names)
+    assert "influence" in capsys.readouterr().out
+    assert names["rings"].all()
+
+
 def commands() -> list[list[str]]:
     lines = [line for block in blocks(README, "bash") for line in block.splitlines()]
     return [shlex.split(line, comments=True) for line in lines if line.startswith("icql ")]

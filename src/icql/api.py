@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from icql.graph.value_iteration import local_value_iteration
     from icql.nn.in_context import literal_prompt_q, local_weights
     from icql.retrieval import retrieve
-    from icql.training.trained import load_critic, load_policy
+    from icql.training.trained import load_alarm, load_critic, load_policy
 
 __all__ = [
     "Task",
@@ -33,6 +33,7 @@ __all__ = [
     "get_task",
     "judge",
     "literal_prompt_q",
+    "load_alarm",
     "load_critic",
     "load_dataset",
     "load_policy",
@@ -49,6 +50,7 @@ __all__ = [
 _HOMES = {
     "literal_prompt_q": "icql.nn.in_context",
     "local_value_iteration": "icql.graph.value_iteration",
+    "load_alarm": "icql.training.trained",
     "load_critic": "icql.training.trained",
     "load_dataset": "icql.data.datasets",
     "load_policy": "icql.training.trained",

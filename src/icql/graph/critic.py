@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from icql.data.transitions import Transitions
 from icql.errors import UserError
+from icql.evidence.behind import Grounds, gather, outcomes
 from icql.graph.value_iteration import values_at
 from icql.retrieval import ContextSettings, Retriever, default_cache_dir, find_space
 from icql.settings.draw import DrawSettings
@@ -60,6 +61,13 @@ class GraphCritic:
         unit = np.maximum(away.mean(1, keepdims=True), np.finfo(np.float64).tiny)
         weights = np.exp(-away / (2 * unit))
         return rows, weights / weights.sum(1, keepdims=True)
+
+    def evidence(self, states: ArrayLike, actions: ArrayLike) -> Grounds:
+        """The logged transitions behind each value, which their influences add up to."""
+        rows, weights = self.influences(states, actions)
+        parts, away = weights * self.row_q[rows], self.neighbours(states)[1]
+        outcome = outcomes(self.data, self.settings.discount)
+        return gather(self.data, rows, away, parts, np.zeros(len(rows)), outcome)
 
     def neighbours(
         self, states: ArrayLike, rows: ArrayLike | None = None

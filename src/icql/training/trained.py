@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -20,10 +20,21 @@ from icql.data import Task, Transitions, get_task, load_dataset
 from icql.data.signals import Signals
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool, Progress, Rollouts, act_all, evaluate_policies
+from icql.evidence.alarm import Alarm, fit_alarm
+from icql.evidence.behind import (
+    Doubles,
+    Grounds,
+    gather,
+    linear_parts,
+    outcomes,
+    ridge_parts,
+)
 from icql.files import default_cache_dir
 from icql.graph.critic import GraphCritic
-from icql.nn.critics import Critics
+from icql.nn.critics import Critics, pair
+from icql.nn.in_context import LinearTransformer
 from icql.nn.policies import Standardised
+from icql.nn.ridge import Ridge
 from icql.retrieval import Retriever, Space, find_space
 from icql.retrieval.cache import read_fitted
 from icql.retrieval.metric import fitted_space
@@ -191,6 +202,23 @@ class TrainedCritic:
         critics, s, a, context = self._inputs(states, actions, which)
         return np.asarray(critics.trace(s, a, context))
 
+    def evidence(self, states: ArrayLike, actions: ArrayLike, **which: Unpack[Which]) -> Grounds:
+        """The logged transitions behind each value, which their influences and the prior add up to.
+
+        Of the critic that is the least at each pair, as in `q`; on the scaled rewards, as are the
+        outcomes.
+        """
+        rows, away = self.neighbours(states)
+        critics, s, a, context = self._inputs(states, actions, which)
+        parts = [_parts(_at(critics.members, i), s, a, context) for i in range(critics.count)]
+        influence, prior = (np.stack(x) for x in zip(*parts, strict=True))
+        least = np.argmin(prior + influence.sum(-1), axis=0)
+        pairs = np.arange(len(least))
+        scaled = replace(self.data, rewards=self.normaliser.rewards(self.data.rewards))
+        members: Any = critics.members  # local ones: `neighbours` has refused others
+        outcome = outcomes(scaled, members.discount)
+        return gather(self.data, rows, away, influence[least, pairs], prior[least, pairs], outcome)
+
     def neighbours(
         self, states: ArrayLike, rows: ArrayLike | None = None
     ) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
@@ -232,6 +260,37 @@ class TrainedCritic:
             context = unpack(packed, self.data.observation_dim, self.data.action_dim)
         a = jnp.asarray(np.asarray(actions, np.float32))
         return critics, jnp.asarray((s - n.mean) / n.std), a, context
+
+
+def load_alarm(run: str | Path, *, rate: float = 0.05, dataset: str | Path | None = None) -> Alarm:
+    """The alarm of a run: it rings where nothing like a state was in the run's data.
+
+    `rate` is the share of false alarms in new episodes like the logged ones. Distances are measured
+    as the run measured them, or by each column's own spread where it measured none.
+    """
+    folder = RunFolder.open(run)
+    plan = Plan.read(folder)
+    known = plan.columns if dataset is None else None
+    data = load_dataset(dataset or plan.dataset, task=plan.task, columns=known)
+    folder.check_data(data)
+    space = plan.settings.draw.space
+    return fit_alarm(data, rate=rate, space="standardised" if space == "raw" else space)
+
+
+def _parts(member: Any, s: Any, a: Any, context: Any) -> tuple[Doubles, Doubles]:
+    """Influences and priors of one critic."""
+    module, query = member.module, member.phi(pair(s, a), key=None)
+    if isinstance(module, Ridge):
+        phi = member.phi(pair(context.s, context.a), key=None)
+        phi, y = member.weighed(context, s, phi, member.targets(context))
+        return ridge_parts(phi, y, query, float(module.ridge), module.w0)
+    if not isinstance(module, LinearTransformer):
+        raise UserError(
+            "only the linear module and ridge fall apart into parts.", where="local.module"
+        )
+    phi, phi_next, r, mask = member.context_features(context, s)
+    c, w0 = module.preconditioners, module.w0
+    return linear_parts(phi, phi_next, r, mask, query, c, w0, member.discount)
 
 
 def _opened(run: str | Path) -> tuple[RunFolder, Plan, Algorithm[Any]]:

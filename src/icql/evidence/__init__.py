@@ -1,0 +1,1 @@
+"""Evidence for every value: the transitions behind it, and an alarm where there are none."""

@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from icql.data.arrays import IN_MEMORY, Floats, Room, float32
+from icql.data.arrays import IN_MEMORY, Floats, Room
+from icql.data.formats.bounds import mapped
 from icql.data.formats.npz import check_chain
 from icql.data.signals import Signals
 from icql.data.tasks import Task, find_env_task, get_task
@@ -82,7 +82,7 @@ def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMO
     if not signals.fits(steps.observations.shape[1], steps.actions.shape[1]):
         raise UserError(f"`{OWN}` of its metadata names other columns.", where=source)
     info = DataInfo(source, source=f"{PREFIX}{source}", signals=signals)
-    return _to_unit(Source(steps, info, task), *bounds)
+    return _bounded(Source(steps, info, task), *bounds)
 
 
 def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
@@ -203,7 +203,7 @@ def _own(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     return own, spec.get("id")
 
 
-def _to_unit(source: Source, low: Floats, high: Floats) -> Source:
+def _bounded(source: Source, low: Floats, high: Floats) -> Source:
     """A log with actions in [-1, 1], mapped from the bounds of its action space if these differ.
 
     Bounds that are not finite say nothing, nor do those of a task that takes actions as they are.
@@ -211,22 +211,8 @@ def _to_unit(source: Source, low: Floats, high: Floats) -> Source:
     finite = bool(np.isfinite(low).all() and np.isfinite(high).all() and (high > low).all())
     unit = bool((low == -1).all() and (high == 1).all())
     taken = source.task is not None and not source.task.unit_actions
-    if unit or not finite or taken or source.info.signals.bounded:
-        return source
-    ends = low.astype(np.float64), high.astype(np.float64)
-    scaled = 2 * (source.steps.actions - ends[0]) / (ends[1] - ends[0]) - 1
-    bounds: Any = {
-        "action_low": tuple(ends[0].tolist()),
-        "action_high": tuple(ends[1].tolist()),
-    }
-    told = ", ".join(f"{a:g} … {b:g}" for a, b in zip(*ends, strict=True))
-    said = f"{source.info.source}: its actions were mapped linearly to [-1, 1] from {told}."
-    info = replace(
-        source.info,
-        signals=replace(source.info.signals, **bounds),
-        warnings=(*source.info.warnings, said),
-    )
-    return replace(source, steps=replace(source.steps, actions=float32(scaled)), info=info)
+    known = unit or not finite or taken or source.info.signals.bounded
+    return source if known else mapped(source, low, high)
 
 
 def _minari(source: str) -> Any:

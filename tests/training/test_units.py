@@ -19,6 +19,7 @@ from icql.cli import main
 from icql.data.signals import Signals
 from icql.data.tasks import Task, get_task
 from icql.data.transitions import DataInfo, Transitions
+from icql.errors import UserError
 from icql.retrieval.coverage import coverage
 from icql.settings.contexts import DataSettings
 from icql.training.choose import standardised
@@ -200,3 +201,49 @@ def test_contexts_and_coverage_use_the_same_space(plant: Path, tmp_path: Path) -
     assert again.level == found.level
     assert_allclose(again.distance, found.distance, rtol=1e-5)
     assert coverage(icql.load_dataset("hopper-mini"), (4,), queries=9).space == "raw"
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("observations", "message"),
+    [
+        (np.zeros(3), r"must have shape \(8,\) or \(B, 8\), not \(3,\). Its numbers, in this "
+         r"order: pressure \(Pa\), price \(EUR\), t_in, t_out, mode=auto, mode=manual, "),
+        (np.array([{"pressure": 1.0}]), "must be rows of 8 numbers each. Its numbers, in"),
+        (["a"] * 8, "must be rows of 8 numbers each"),
+        ([[1.0], [1.0, 2.0]], "must be rows of 8 numbers each"),
+        (np.array([0, np.nan, *[0] * 6]), r"column 1 \(price\) of row 0 is nan"),
+    ],
+)  # fmt: skip
+def test_what_is_no_observation_is_named(run: Path, observations: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        icql.load_policy(run).act(observations)
+
+
+def test_data_that_moved_is_found_again_by_its_hash(plant: Path, tmp_path: Path) -> None:
+    old, new = tmp_path / "old.csv", tmp_path / "new.csv"
+    for path in (old, new):
+        path.write_bytes(plant.read_bytes())
+        path.with_name(f"{path.name}.toml").write_text(MAPPING)
+    out = tmp_path / "run"
+    small = {**TINY, "hidden": [8], "policy.cosine": False}
+    train(old, out, "iql", settings=small)
+    old.unlink()
+    asked: list[Any] = [
+        lambda **more: icql.load_critic(out, **more),
+        lambda **more: icql.train(resume=True, out=out, steps=30, quiet=True, **more),
+    ]
+    for ask in asked:
+        with pytest.raises(UserError, match=f"{out}: its data is not at {old}. Say where it is"):
+            ask()
+        ask(dataset=str(new))
+    with pytest.raises(
+        UserError, match=rf"its data is not at {old}.*known by its hash \(\w{{12}}\)"
+    ):
+        icql.judge(out, dataset=old, quiet=True)
+    other = write_plant(tmp_path / "other.csv", plant_rows(4, 30, seed=1))
+    (tmp_path / "other.csv.toml").write_text(MAPPING)
+    with pytest.raises(UserError, match="the run was made on other data"):
+        icql.load_critic(out, dataset=other)

@@ -203,7 +203,10 @@ class TrainedCritic:
     def q(
         self, states: ArrayLike, actions: ArrayLike, **which: Unpack[Which]
     ) -> NDArray[np.float32]:
-        """Q̂(s, a | Ω_s) of each pair, the least of the critics, on the scaled rewards: (B,)."""
+        """Q̂(s, a | Ω_s) of each pair, the least of the critics, on the scaled rewards: (B,).
+
+        Actions are those of the data, in [-1, 1] (`policy.act(…, normalised=True)`).
+        """
         critics, s, a, context = self._inputs(states, actions, which)
         return np.asarray(critics.at(s, context)(a).min(0))
 

@@ -34,6 +34,7 @@ def train(folder: Path, name: str, memory: int) -> None:
             "policy.hidden": [8, 8],
             "context.k": 2,
             "context.engine": "exact",
+            "context.space": "raw",  # as indexed by `prepare`
             "local.layers": 2,
             "local.features": 4,
         },

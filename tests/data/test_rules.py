@@ -174,8 +174,13 @@ DEFECTS: dict[str, tuple[Callable[[], Steps], Task | None, Place]] = {
     ),
     "actions out of bounds": (
         lambda: changed(CLEAN, "actions", (21, 1), -1.5),
-        RUNNER,
+        replace(RUNNER, d4rl=True),
         ("warning", "actions_out_of_bounds", 21, "actions[1]"),
+    ),
+    "actions without bounds": (
+        lambda: changed(CLEAN, "actions", (21, 1), -1.5),
+        RUNNER,
+        ("error", "actions_out_of_bounds", 21, "actions[1]"),
     ),
     "copied episode": (
         copied_episode,

@@ -147,7 +147,7 @@ def test_rules_do_not_depend_on_blocks(tmp_path: Path, monkeypatch: pytest.Monke
     log.valid[46:69], log.valid[92:115], log.valid[199:203] = True, True, True
     log.observations[:, 2], log.actions[300, 1] = 1.0, 2.0
     whole = validate(source(log))
-    rules = {finding.rule for finding in whole.warnings}
+    rules = {finding.rule for finding in (*whole.errors, *whole.warnings)}
     assert rules >= {
         "duplicate_episodes",
         "repeated_steps",
@@ -160,7 +160,7 @@ def test_rules_do_not_depend_on_blocks(tmp_path: Path, monkeypatch: pytest.Monke
     assert (again.errors, again.warnings) == (whole.errors, whole.warnings)
     log.observations[311, 1], log.observations[305, 0] = np.nan, np.inf
     log.valid[300:320] = True
-    one, other = validate(source(log)).errors  # every column
+    one, other, _ = validate(source(log)).errors  # every column
     assert (one.row, one.column) == (305, "observations[0]")
     assert (other.row, other.column) == (311, "observations[1]")
     assert "in 1 row in all" in one.message

@@ -174,7 +174,7 @@ def test_mapping_given_by_hand(tmp_path: pathlib.Path) -> None:
     assert load_dataset(path, columns=mapping).content_hash() == expected.content_hash()
     by_hand = load_dataset(path, columns=read_columns(mapping), task="hopper-mini")
     assert by_hand.info.task == "hopper-mini"
-    with pytest.raises(UserError, match="columns can only be chosen in a CSV or Parquet log"):
+    with pytest.raises(UserError, match="`observation` is of CSV and Parquet logs"):
         load_dataset("hopper-mini", columns=mapping)
 
 

@@ -23,6 +23,7 @@ def data(tmp_path_factory):
 def run(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("graph") / "run"
     small = {"policy.hidden": [8], "batch_size": 8, "draw.neighbours": 5, "draw.compared": 12}
+    small["draw.space"] = "raw"  # distances that brute force can check
     icql.train("icql-graph", dataset=str(data), steps=3, out=out, settings=small, quiet=True)
     return out
 

@@ -16,13 +16,17 @@ from data.plant import MAPPING, plant_rows, write_plant
 from icql.algos.presets import presets_of
 from icql.algos.registry import algorithms
 from icql.cli import main
+from icql.data.datasets import load_steps
+from icql.data.formats.npz import write_source
 from icql.data.signals import Signals
 from icql.data.tasks import Task, get_task
 from icql.data.transitions import DataInfo, Transitions
+from icql.errors import UserError
+from icql.retrieval import Retriever
 from icql.retrieval.coverage import coverage
-from icql.settings.contexts import DataSettings
+from icql.settings.contexts import ContextSettings, DataSettings
 from icql.training.choose import standardised
-from icql.training.device import fit_normaliser
+from icql.training.device import fit_normaliser, pack
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
 
@@ -172,12 +176,9 @@ def test_what_is_asked_for_is_kept_and_recorded(plant: Path, run: Path, tmp_path
     mean = icql.load_policy(run).policies.mean[0]
     states = icql.load_dataset(plant).states
     assert mean[0] == pytest.approx(float(np.median(states[:, 0])), rel=1e-6)
-    for name, nested in (("dotted", False), ("nested", True)):
-        asked: Any = {"data": {"normalise_states": False}}
-        if not nested:
-            asked = {"data.normalise_states": False}
-        train(plant, tmp_path / name, settings={**TINY, **asked})
-        assert (icql.load_policy(tmp_path / name).policies.std == 1).all()
+    nested: Any = {**TINY, "data": {"normalise_states": False}}
+    train(plant, tmp_path / "nested", steps=2, settings=nested)
+    assert (icql.load_policy(tmp_path / "nested").policies.std == 1).all()
     out = str(tmp_path / "cli")
     options = ["--data.no-normalise-states", "--episodes", "0", "--steps", "2", "--batch-size", "8"]
     assert main(["train", "--algo", "bc", "--dataset", str(plant), "--out", out, *options]) == 0
@@ -200,3 +201,116 @@ def test_contexts_and_coverage_use_the_same_space(plant: Path, tmp_path: Path) -
     assert again.level == found.level
     assert_allclose(again.distance, found.distance, rtol=1e-5)
     assert coverage(icql.load_dataset("hopper-mini"), (4,), queries=9).space == "raw"
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("observations", "message"),
+    [
+        (np.zeros(3), r"must have shape \(8,\) or \(B, 8\), not \(3,\). Its numbers, in this "
+         r"order: pressure \(Pa\), price \(EUR\), t_in, t_out, mode=auto, mode=manual, "),
+        (np.array([{"pressure": 1.0}]), "must be rows of 8 numbers each. Its numbers, in"),
+        (["a"] * 8, "must be rows of 8 numbers each"),
+        ([[1.0], [1.0, 2.0]], "must be rows of 8 numbers each"),
+        (np.array([0, np.nan, *[0] * 6]), r"column 1 \(price\) of row 0 is nan"),
+    ],
+)  # fmt: skip
+def test_what_is_no_observation_is_named(run: Path, observations: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        icql.load_policy(run).act(observations)
+
+
+def test_data_that_moved_is_found_again_by_its_hash(plant: Path, tmp_path: Path) -> None:
+    old, new = tmp_path / "old.csv", tmp_path / "new.csv"
+    for path in (old, new):
+        path.write_bytes(plant.read_bytes())
+        path.with_name(f"{path.name}.toml").write_text(MAPPING)
+    out = tmp_path / "run"
+    train(old, out, "iql", steps=2, settings={**TINY, "hidden": [8]})
+    old.unlink()
+    asked: list[Any] = [
+        lambda **more: icql.load_critic(out, **more),
+        lambda **more: icql.train(resume=True, out=out, quiet=True, **more),
+    ]
+    for ask in asked:
+        with pytest.raises(UserError, match=f"{out}: its data is not at {old}. Say where it is"):
+            ask()
+        ask(dataset=str(new))
+    with pytest.raises(
+        UserError, match=rf"its data is not at {old}.*known by its hash \(\w{{12}}\)"
+    ):
+        icql.judge(out, dataset=old, quiet=True)
+    other = write_plant(tmp_path / "other.csv", plant_rows(4, 30, seed=1))
+    (tmp_path / "other.csv.toml").write_text(MAPPING)
+    with pytest.raises(UserError, match="the run was made on other data"):
+        icql.load_critic(out, dataset=other)
+
+
+# --- the units themselves -----------------------------------------------------------------------
+
+
+def rescaled(plant: Path, out: Path, seed: int) -> Path:
+    """The same log with every column of the state in another unit, from another zero."""
+    rng, source = np.random.default_rng(seed), load_steps(plant)
+    states = source.steps.observations.astype(np.float64)
+    scale, zero = 10 ** rng.uniform(-4, 4, states.shape[1]), rng.normal(size=states.shape[1])
+    shift = 10 * zero * states.std(0) * scale
+    changed = replace(source.steps, observations=(states * scale + shift).astype(np.float32))
+    write_source(out, replace(source, steps=changed))
+    return out
+
+
+def acted(run: Path, dataset: Path, seed: int = 0) -> np.ndarray:
+    """What a run's policy does in the logged states, in shares of the actions' bounds."""
+    policy = icql.load_policy(run)
+    found = policy.act(icql.load_dataset(dataset).states, seed=seed).astype(np.float64)
+    return found / np.asarray(policy.signals.action_high)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_units_change_neither_what_networks_see_nor_what_is_similar(
+    plant: Path, tmp_path: Path, seed: int
+) -> None:
+    settings = DataSettings(normalise_states=True, spread="quartiles")
+    context = ContextSettings(k=4, space="standardised")
+    data = [icql.load_dataset(plant), icql.load_dataset(rescaled(plant, tmp_path / "x.npz", seed))]
+    seen = [pack(one, fit_normaliser(one, settings)) for one in data]
+    assert_allclose(seen[1], seen[0], atol=1e-4)
+    near = [Retriever(one.states, None, context)(one.states) for one in data]
+    assert (near[0][0] == near[1][0]).mean() > 0.999  # but for ties
+    assert_allclose(near[1][1], near[0][1], atol=1e-4)
+
+
+def test_units_change_the_policy_less_than_another_seed_does(plant: Path, tmp_path: Path) -> None:
+    given: Any = {"seeds": 2, "steps": 100}
+    train(plant, tmp_path / "first", **given)
+    first, other = (acted(tmp_path / "first", plant, seed) for seed in (0, 1))
+    seeds = np.abs(first - other).mean()
+    assert seeds > 0.01
+    for i in range(2):
+        path = rescaled(plant, tmp_path / f"{i}.npz", i)
+        train(path, tmp_path / f"run{i}", **given)
+        assert np.abs(acted(tmp_path / f"run{i}", path) - first).mean() < 0.05 * seeds
+
+
+def test_a_constant_policy_is_said_to_be_one(
+    plant: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warned(result: dict[str, Any]) -> list[str]:
+        return [text for text in result["warnings"] if "does the same in all logged" in text]
+
+    seen = train(plant, tmp_path / "seen", seeds=2)
+    assert warned(seen) == []
+    # as in the issue: columns as they are, a pressure of 240,000 Pa saturates every unit
+    raw: Any = {**TINY, "data.normalise_states": False, "policy.layer_norm": False}
+    blind = icql.train(
+        "bc", dataset=str(plant), out=tmp_path / "blind", seeds=2, steps=20, settings=raw, run=RUN
+    )
+    (one, other) = warned(blind)
+    assert "the policy of seed 0 does the same in all logged states (valve " in one
+    assert " %, heater " in one
+    assert "seed 1" in other
+    assert f"warning: {one}" in capsys.readouterr().err
+    assert json.loads((tmp_path / "blind" / "result.json").read_text())["warnings"] == [one, other]

@@ -15,6 +15,7 @@ from typing import Any, TypedDict, Unpack
 from icql.data.arrays import IN_MEMORY, Room, scratch
 from icql.data.download import cached_file
 from icql.data.faults import LogError
+from icql.data.formats.bounds import with_bounds
 from icql.data.formats.csv_log import read_csv
 from icql.data.formats.d4rl import read_d4rl, write_d4rl
 from icql.data.formats.mapping import Given, files_of, read_columns
@@ -112,7 +113,8 @@ def load_dataset(
             fetched ones (`icql data fetch`).
         task: name in the task table; by default what the file says or its name tells.
         columns: which columns of a CSV or Parquet log are what, or the file that says so; by
-            default the mapping beside the log (`icql.data.formats.mapping`).
+            default the mapping beside the log (`icql.data.formats.mapping`). Of other logs, the
+            file with their `action_bounds` (`icql.data.formats.bounds`).
 
     Raises:
         UserError: if there is no such data, or something is wrong with it.
@@ -291,10 +293,8 @@ def _open(
         form, chosen = _format(path.name), chosen or get_task(name)
     elif form is None and is_minari(name):
         form = MINARI
-    if columns is not None and not (form and form.columns):
-        raise UserError(
-            "columns can only be chosen in a CSV or Parquet log.", where=name, fix="Leave it out."
-        )
+    if columns is not None and form is STORE:
+        raise UserError("a store knows its columns already.", where=name, fix="Leave it out.")
     if form is None and path.exists():
         raise UserError(
             "data of this kind cannot be read.",
@@ -305,7 +305,8 @@ def _open(
         raise UserError(f"there is no dataset or file {name!r}.", fix=nearest(name, list_tasks()))
     if form.columns:
         return form.read(path, chosen, room, columns)
-    return form.read(name if form is MINARI else path, chosen, room)
+    found = form.read(name if form is MINARI else path, chosen, room)
+    return with_bounds(found, columns, room) if isinstance(found, Source) else found
 
 
 def _own_file(name: str) -> Path:

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from icql.data import Transitions, load_dataset
 from icql.errors import UserError
 from icql.evaluation.rollout import act_all
 from icql.files import default_cache_dir
@@ -29,7 +28,7 @@ from icql.settings.judge import JudgeSettings
 from icql.settings.shared import CriticSettings
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
-from icql.training.trained import load_policy
+from icql.training.trained import data_of, load_policy
 
 BLOCK = 2**15  # rows that policies act on at once
 SPREAD = (
@@ -200,8 +199,8 @@ def _prepared(
     settings = dataclasses.replace(settings or JudgeSettings(), discount=gamma)
     if discount is None and len({run_discount(one.plan) for one in found}) > 1:
         display.say(f"note: the runs have different discounts; all are judged with {gamma:g}")
-    data: Transitions = load_dataset(dataset or first.dataset, task=first.task)
-    for one in found:
+    data = data_of(found[0].folder, dataset=dataset)
+    for one in found[1:]:
         one.folder.check_data(data)
     return Log.of(data), settings
 

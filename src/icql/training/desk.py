@@ -35,6 +35,7 @@ from icql.training.loop import Loop
 from icql.training.plan import Plan
 from icql.training.plots import draw_run
 from icql.training.run_folder import MetricLog, RunFolder
+from icql.training.unmoved import unmoved
 from icql.training.vary import vary
 from icql.weights import save_arrays, save_weights, tree_hash
 
@@ -143,7 +144,11 @@ class Desk(Bystander):
 
     def finish(self, states: Any) -> dict[str, Any]:
         """Write the final policy, critic, scores and pictures; the last evaluation is the score."""
-        save_weights(self.folder.policy_path, self._policies(states))
+        policies = self._policies(states)
+        save_weights(self.folder.policy_path, policies)
+        same = unmoved(policies, self.ready.data, self.members)
+        for warning in same:
+            self.display.say(f"warning: {warning}")
         if isinstance(self.loop.algorithm, HasCritics):
             critics = self.loop.each(lambda algorithm, state: algorithm.critic(state), states)
             save_weights(self.folder.critic_path, critics)
@@ -165,7 +170,7 @@ class Desk(Bystander):
             "grid": {name: list(values) for name, values in plan.grid.items()},
             "draw": self._drawn(),
             "updates_per_second": self.pace.rate,
-            "warnings": self.watch.warnings(last),
+            "warnings": [*self.watch.warnings(last), *same],
             "score": None if self.ready.environments is None else self._scores(evaluations),
             "behaviour_score": None if task is None else task.behaviour_score(info),
             "behaviour_return": (

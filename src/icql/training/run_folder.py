@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,23 @@ class RunFolder:
     def signals(self) -> Signals:
         """Names, units and bounds of the data's numbers; runs made before they were kept: none."""
         return Signals.from_json(self.manifest.get("signals"), str(self.manifest_path))
+
+    @contextmanager
+    def missing(self, dataset: str | Path) -> Iterator[None]:
+        """Say how to name the run's data where reading fails because it is not in its place."""
+        try:
+            yield
+        except UserError as error:
+            path = Path(dataset).expanduser()
+            is_file = bool(path.suffix) or path.is_absolute()  # else a name of D4RL's or Minari's
+            if not is_file or any(path.parent.glob(path.name)):
+                raise
+            raise UserError(
+                f"its data is not at {dataset}.",
+                where=str(self.path),
+                fix="Say where it is now with --dataset FILE, in Python dataset=…; it is known by "
+                f"its hash ({self.manifest['data_hash'][:12]}).",
+            ) from error
 
     def check_data(self, data: Transitions) -> None:
         """Refuse data that the run was not made on; where it lies does not matter."""

@@ -85,9 +85,7 @@ def load_critic(
     if not learned and not solved:
         raise UserError(f"{plan.algo} has no critic.", where=str(folder.path))
     _require_finished(folder, folder.critic_path if learned else folder.graph_path)
-    known = plan.columns if dataset is None else None
-    data = load_dataset(dataset or plan.dataset, task=plan.task, columns=columns or known)
-    folder.check_data(data)
+    data = data_of(folder, dataset=dataset, columns=columns)
     if not isinstance(algorithm, HasCritics):
         q = load_arrays(folder.graph_path).get("q")
         if q is None or q.shape != (len(data),):
@@ -105,6 +103,23 @@ def load_critic(
         context,
         space,
     )
+
+
+def data_of(
+    folder: RunFolder, *, dataset: str | Path | None = None, columns: str | Path | None = None
+) -> Transitions:
+    """Load the data that a run was made on, known by its hash, wherever it is now.
+
+    Raises:
+        UserError: it is not where it was and no other place is named, or it is other data.
+    """
+    plan = Plan.read(folder)
+    known = plan.columns if dataset is None else None
+    place = dataset or plan.dataset
+    with folder.missing(place):
+        data = load_dataset(place, task=plan.task, columns=columns or known)
+    folder.check_data(data)
+    return data
 
 
 @dataclass(frozen=True)
@@ -135,26 +150,39 @@ class TrainedPolicy:
         `seed` is a training seed of the run and `settings` a place in its grid, if it has one; the
         first that fits, where not given.
         """
-        batch = np.asarray(observations, np.float32)
-        expected = self.policies.mean.shape[1]
-        if batch.ndim not in (1, 2) or batch.shape[-1] != expected:
-            raise UserError(
-                f"must have shape ({expected},) or (B, {expected}), not {batch.shape}.",
-                where="observations",
-            )
-        if not np.isfinite(batch).all():
-            row, column = np.argwhere(~np.isfinite(np.atleast_2d(batch)))[0]
-            raise UserError(
-                f"column {column} of row {row} is {np.atleast_2d(batch)[row, column]}.",
-                where="observations",
-                fix="Fill or drop what was not measured before asking the policy.",
-            )
+        batch = self._observed(observations)
         i = _index(self.members, which)
         actions = act_all(_at(self.policies, slice(i, i + 1)), jnp.atleast_2d(batch)[None])
         found = np.asarray(actions[0]).reshape(*batch.shape[:-1], -1)
         if self.signals.choices and not normalised:
             return np.asarray(found.argmax(-1))
         return found if normalised else self.signals.in_units(found)
+
+    def _observed(self, observations: ArrayLike) -> NDArray[np.float32]:
+        """Observations as the policies take them; a `UserError` says what they are instead."""
+        width, names = self.policies.mean.shape[1], self.signals.observation
+        order = f"Its numbers, in this order: {self.signals.told(names)}." if names else ""
+        try:
+            batch = np.asarray(observations, np.float32)
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"must be rows of {width} numbers each.", where="observations", fix=order
+            ) from error
+        if batch.ndim not in (1, 2) or batch.shape[-1] != width:
+            raise UserError(
+                f"must have shape ({width},) or (B, {width}), not {batch.shape}.",
+                where="observations",
+                fix=order,
+            )
+        if not np.isfinite(batch).all():
+            row, column = np.argwhere(~np.isfinite(np.atleast_2d(batch)))[0]
+            name = f" ({names[column]})" if names else ""
+            raise UserError(
+                f"column {column}{name} of row {row} is {np.atleast_2d(batch)[row, column]}.",
+                where="observations",
+                fix="Fill or drop what was not measured before asking the policy.",
+            )
+        return batch
 
     def evaluate(
         self, *, episodes: int = 10, seed: int = 0, progress: Progress | None = None
@@ -189,7 +217,10 @@ class TrainedCritic:
     def q(
         self, states: ArrayLike, actions: ArrayLike, **which: Unpack[Which]
     ) -> NDArray[np.float32]:
-        """Q̂(s, a | Ω_s) of each pair, the least of the critics, on the scaled rewards: (B,)."""
+        """Q̂(s, a | Ω_s) of each pair, the least of the critics, on the scaled rewards: (B,).
+
+        Actions are those of the data, in [-1, 1] (`policy.act(…, normalised=True)`).
+        """
         critics, s, a, context = self._inputs(states, actions, which)
         return np.asarray(critics.at(s, context)(a).min(0))
 

@@ -65,12 +65,14 @@ def run_training(
     with stopping_together():
         if is_first() and not resume:
             RunFolder.check_free(out)
-        findings, _ = examine(plan.dataset, task=plan.task, columns=plan.columns)
+        begun = RunFolder.open(out) if is_first() and resume else None
+        with begun.missing(plan.dataset) if begun else contextlib.nullcontext():
+            findings, _ = examine(plan.dataset, task=plan.task, columns=plan.columns)
         data = findings.usable(plan.dataset)
         for warning in findings.warnings:
             display.say(f"warning: {warning.message}")
-        if is_first() and resume:
-            RunFolder.open(out).check_data(data)
+        if begun is not None:
+            begun.check_data(data)
     plan = dataclasses.replace(plan, task=plan.task or data.info.task)
     if plan.algo == AUTO:
         plan, why = choose(plan, data, given)

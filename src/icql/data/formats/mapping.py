@@ -163,7 +163,7 @@ def same_columns(files: Sequence[Path], headers: Sequence[Sequence[str]]) -> Non
             )
 
 
-def read_columns(path: str | Path) -> Columns:
+def read_columns(path: str | Path, needed: Names = REQUIRED) -> Columns:
     """Read a mapping file; a fault is named by its key."""
     source = str(path)
     try:
@@ -176,7 +176,7 @@ def read_columns(path: str | Path) -> Columns:
     for key in table:
         if key not in known:
             raise UserError(f"there is no setting {key!r}.", where=source, fix=nearest(key, known))
-    for key in REQUIRED:
+    for key in needed:
         if key not in table:
             raise UserError(f"`{key}` is missing.", where=source, fix=f'Add: {key} = "COLUMN".')
     given: dict[str, Any] = dict.fromkeys(KEYS)

@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from icql.data.arrays import IN_MEMORY, Floats, Room, float32
+from icql.data.arrays import IN_MEMORY, Floats, Room
 from icql.data.choices import as_choices
+from icql.data.formats.bounds import mapped
 from icql.data.formats.npz import check_chain
 from icql.data.signals import Signals
 from icql.data.tasks import Task, find_env_task, get_task
@@ -88,7 +88,7 @@ def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMO
     found = Source(steps, info, task)
     if choices is not None:
         return found
-    return _to_unit(found, dataset.action_space.low, dataset.action_space.high)
+    return _bounded(found, dataset.action_space.low, dataset.action_space.high)
 
 
 def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
@@ -215,7 +215,7 @@ def _count(space: Any) -> int | None:
     return int(space.n) if isinstance(space, discrete) else None
 
 
-def _to_unit(source: Source, low: Floats, high: Floats) -> Source:
+def _bounded(source: Source, low: Floats, high: Floats) -> Source:
     """A log with actions in [-1, 1], mapped from the bounds of its action space if these differ.
 
     Bounds that are not finite say nothing, nor do those of a task that takes actions as they are.
@@ -223,23 +223,9 @@ def _to_unit(source: Source, low: Floats, high: Floats) -> Source:
     finite = bool(np.isfinite(low).all() and np.isfinite(high).all() and (high > low).all())
     unit = bool((low == -1).all() and (high == 1).all())
     taken = source.task is not None and not source.task.unit_actions
-    known = source.info.signals
-    if unit or not finite or taken or known.bounded or known.choices:
-        return source
-    ends = low.astype(np.float64), high.astype(np.float64)
-    scaled = 2 * (source.steps.actions - ends[0]) / (ends[1] - ends[0]) - 1
-    bounds: Any = {
-        "action_low": tuple(ends[0].tolist()),
-        "action_high": tuple(ends[1].tolist()),
-    }
-    told = ", ".join(f"{a:g} … {b:g}" for a, b in zip(*ends, strict=True))
-    said = f"{source.info.source}: its actions were mapped linearly to [-1, 1] from {told}."
-    info = replace(
-        source.info,
-        signals=replace(source.info.signals, **bounds),
-        warnings=(*source.info.warnings, said),
-    )
-    return replace(source, steps=replace(source.steps, actions=float32(scaled)), info=info)
+    said = source.info.signals
+    known = unit or not finite or taken or said.bounded or bool(said.choices)
+    return source if known else mapped(source, low, high)
 
 
 def _minari(source: str) -> Any:

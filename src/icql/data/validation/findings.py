@@ -89,6 +89,7 @@ class Examined:
     scale: Doubles  # (obs,) standard deviation of the good rows; 1 where it is rounding
     signals: Signals = field(default_factory=Signals)  # what the columns are called
     mapping: str | None = None  # the file to paste settings of columns into, for tables
+    source: str = ""  # file or id
 
     @classmethod
     def of(cls, source: Source) -> Examined:
@@ -107,7 +108,7 @@ class Examined:
         spread[spread <= ROUNDING * largest] = 1.0
         starts = np.flatnonzero(np.append(True, ends[:-1]))
         last = np.append(starts[1:] - 1, len(steps) - 1)
-        named = source.info.signals, source.mapping
+        named = source.info.signals, source.mapping, source.info.source
         return cls(steps, source.task, ends, good, starts, last, spread, *named)
 
     def name(self, array: str, column: int) -> str:

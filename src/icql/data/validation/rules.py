@@ -10,7 +10,7 @@ Rules and their limits:
 * `timeouts_as_terminals`: many terminals exactly at the episode limit; for an unknown task, at the
   greatest episode length.
 * `discrete_actions` (error): whole numbers only, some beyond ±1, or one-hot rows only.
-* `constant_dimension`; `actions_out_of_bounds`, an error where a mapping can give the bounds.
+* `constant_dimension`; `actions_out_of_bounds`, an error but for D4RL's tasks, whose are clipped.
 * `scales`: columns of a state that spread a thousand times wider than others.
 * `duplicate_episodes`: equal length, and return and states at eight times that agree within a
   thousandth of a standard deviation. Copies that were cut or continued are not seen.
@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -203,24 +204,19 @@ def _actions_out_of_bounds(log: Examined) -> Found:
     )
     if row is None or (log.task is not None and not log.task.unit_actions):
         return
-    if log.mapping is not None and not log.signals.action_low:
+    if not log.signals.bounded and (log.task is None or not log.task.d4rl):
         yield from _without_bounds(log, row, count)
         return
-    consequence = (
-        "Policies act in [-1, 1]: scale the actions to that range."
-        if log.task is None
-        else "They are clipped, so the logged effect belongs to another action."
-    )
     column = int((np.abs(actions[row]) > 1).argmax())
     message = (
         f"{actions[row, column]:g} lies beyond ±1, and so do actions in {counted(count, 'row')} in "
-        f"all. {consequence}"
+        "all. They are clipped, so the logged effect belongs to another action."
     )
     yield "warning", "actions_out_of_bounds", row, log.name("actions", column), message
 
 
 def _without_bounds(log: Examined, row: int, count: int) -> Found:
-    """Actions of a table in its own units: what to paste, with the range that was seen."""
+    """Actions in units of their own: what to paste, with the range that was seen."""
     actions, width = log.steps.actions, log.steps.actions.shape[1]
     low, high = np.full(width, np.inf, np.float32), np.full(width, -np.inf, np.float32)
     for block in blocks(*actions.shape):
@@ -237,10 +233,12 @@ def _without_bounds(log: Examined, row: int, count: int) -> Found:
         f"{json.dumps(log.name('actions', i), ensure_ascii=False)} = [{low[i]!s}, {high[i]!s}]"
         for i in wide.tolist()
     )
-    one = int(wide[0])
+    one, into = int(wide[0]), log.mapping or f"{log.source}.toml"
+    if log.mapping is None and not Path(log.source).is_file():  # a Minari id
+        into = "a TOML file and name it with --columns"
     message = (
         f"actions lie beyond [-1, 1] in {counted(count, 'row')}, and nothing says what their "
-        f"bounds are: policies act in [-1, 1]. Add to {log.mapping}, with the limits of the plant "
+        f"bounds are: policies act in [-1, 1]. Add to {into}, with the limits of the plant "
         f"in place of the range that was seen:\naction_bounds = {{{bounds}}}"
     )
     yield "error", "actions_out_of_bounds", row, log.name("actions", one), message

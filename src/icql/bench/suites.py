@@ -38,9 +38,7 @@ class Suite:
     def runnable(self) -> Suite:
         """Return the suite itself, or say which command makes it."""
         if self.command:
-            raise UserError(
-                f"suite {self.id!r} is no table of scores.", fix=f"Run: {self.command}"
-            )
+            raise UserError(f"suite {self.id!r} is no table of scores.", fix=f"Run: {self.command}")
         return self
 
     def chosen(self, algos: Sequence[str]) -> tuple[Row, ...]:
@@ -79,7 +77,9 @@ def suites() -> dict[str, Suite]:
     """Every suite by name."""
     text = resources.files("icql.bench").joinpath("suites.toml").read_text()
     content = tomllib.loads(text)
-    return {name: _suite(name, entry, content["tasks"]) for name, entry in content["suites"].items()}
+    return {
+        name: _suite(name, entry, content["tasks"]) for name, entry in content["suites"].items()
+    }
 
 
 def get_suite(name: str) -> Suite:

@@ -1,4 +1,4 @@
-"""Published scores with their source and kind (published.toml)."""
+"""Published scores with their source and kind (published.toml), and the paper's costs."""
 
 from __future__ import annotations
 
@@ -39,6 +39,13 @@ def remarks(suite: str) -> tuple[str, ...]:
     tables = [table for table in _content()["tables"] if suite in table["suites"]]
     said = [f"{_title(table)}: {table['note']}." for table in tables if "note" in table]
     return tuple(dict.fromkeys(said))
+
+
+@cache
+def paper_costs() -> dict[str, Any]:
+    """The paper's cost tables, each with the label of its source."""
+    text = resources.files("icql.bench").joinpath("paper_costs.toml").read_text()
+    return tomllib.loads(text)
 
 
 def _title(table: Mapping[str, Any]) -> str:

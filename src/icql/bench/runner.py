@@ -64,24 +64,26 @@ class Request:
 
     def _data(self, tasks: Iterable[str]) -> dict[str, str]:
         """Where the data of every task is."""
-        found, missing = dict[str, str](), list[str]()
+        found, fetched, others = dict[str, str](), list[str](), list[str]()
         for task in tasks:
             table = get_task(task.partition("@")[0])
+            own = table.name == task
             if task in self.datasets:
                 found[task] = self.datasets[task]
-            elif task in EMBEDDED or (table.name == task and find_d4rl(task) is not None):
+            elif task in EMBEDDED or (own and find_d4rl(task) is not None):
                 found[task] = task
-            elif table.d4rl_file is not None and table.name == task:
-                missing.append(f"{task} (icql data fetch {task})")
             else:
-                missing.append(f"{task} (icql data collect, then --dataset {task}=FILE)")
-        if missing:
-            here = f"--tasks {' '.join(found)}" if found else f"--tasks {EMBEDDED[0]}"
+                (fetched if own and table.d4rl_file is not None else others).append(task)
+        if missing := fetched + others:
+            ways = [f"Fetch it: icql data fetch {fetched[0]}, and so on."] if fetched else []
+            ways += [f"Say where it is: --dataset {task}=FILE" for task in others[:1]]
+            ways += ["or collect some: icql data collect --help."] if others else []
+            here = " ".join(found) or EMBEDDED[0]
             raise UserError(
                 f"there is no data of {', '.join(missing)}.",
                 where="icql bench run",
-                fix=f"Fetch or collect it as said, set ICQL_D4RL_DIR to the folder that holds it, "
-                f"say where it is with --dataset TASK=FILE, or run what is here: {here}.",
+                fix=f"{' '.join(ways)} ICQL_D4RL_DIR may name the folder that holds D4RL's files. "
+                f"To run what is here alone: --tasks {here}",
             )
         return found
 

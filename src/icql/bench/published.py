@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -34,10 +34,14 @@ def citations() -> dict[str, str]:
     return {source["title"]: source["cite"] for source in _content()["sources"].values()}
 
 
-def remarks(suite: str) -> tuple[str, ...]:
-    """What is to be said about the published numbers of a suite."""
+def remarks(suite: str, sources: Collection[str]) -> tuple[str, ...]:
+    """What is to be said about the numbers that these sources have for a suite."""
     tables = [table for table in _content()["tables"] if suite in table["suites"]]
-    said = [f"{_title(table)}: {table['note']}." for table in tables if "note" in table]
+    said = [
+        f"{_title(table)}: {table['note']}."
+        for table in tables
+        if "note" in table and _title(table) in sources
+    ]
     return tuple(dict.fromkeys(said))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from icql.bench.published import Published, paper_costs, published, remarks
+from icql.bench.published import Published, citations, paper_costs, published, remarks
 from icql.bench.records import Asked, BenchFolder, CellGroup
 from icql.bench.statistics import (
     Interval,
@@ -132,9 +132,15 @@ class Table:
     cells: dict[tuple[str, str], TableCell]  # by id of the method, and task
 
     @property
+    def sources(self) -> dict[str, str]:
+        """Where the published numbers beside ours are from, and how that is cited."""
+        used = dict.fromkeys(n.source for cell in self.cells.values() for n in cell.published)
+        return {name: citations()[name] for name in used}
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """What is to be said about published numbers."""
-        return remarks(self.suite.id)
+        return remarks(self.suite.id, self.sources)
 
     @cached_property
     def caption(self) -> str:

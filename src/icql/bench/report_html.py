@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from html import escape
 from importlib import resources
 
-from icql.bench.published import citations
 from icql.bench.report import Report, Table, TableCell
 from icql.bench.svg import Line, colour, interval_chart, line_chart
 
@@ -88,9 +87,7 @@ def _suite(table: Table) -> str:
     suite = table.suite
     where = f"stands for {suite.paper} of the paper" if suite.paper else "our own"
     foot = _list(table.remarks) if table.remarks else ""
-    cites = citations()
-    used = dict.fromkeys(n.source for cell in table.cells.values() for n in cell.published)
-    sources = "; ".join(f"{name}: {cites.get(name, '')}" for name in used)
+    sources = "; ".join(f"{name}: {cite}" for name, cite in table.sources.items())
     return (
         f'<section id="{_id(table)}"><h2>{escape(suite.title)}</h2>'
         f"<p>Suite <code>{escape(suite.id)}</code>, {escape(where)}.</p>"
@@ -182,8 +179,8 @@ def _aggregates(table: Table) -> str:
     ]  # fmt: skip
     over = f"{len(table.common)} common tasks; {table.caption.partition('; ')[2]}"
     return (
-        f"<h3>Over tasks</h3><p>{escape(over)} Intervals: 95 %, bootstrap stratified by task; none "
-        "where every task has one seed.</p>"
+        f"<h3>Over tasks</h3><p>{escape(over)} Intervals: 95 %, by a bootstrap stratified by task, "
+        "which is too narrow for a handful of runs and has no width for one seed.</p>"
         f'{_key(table)}<div class="charts"><figure>'
         + interval_chart(bars, title="Interquartile mean", x="IQM of all runs")
         + "<figcaption>Interquartile mean</figcaption></figure><figure>"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from icql.bench.published import citations
 from icql.bench.report import Report, Table, TableCell
 
 _LATEX = {
@@ -64,9 +63,8 @@ def _section(table: Table) -> str:
                 means = (table.mean_of(row), table.published_mean(row))
                 said = " | ".join("–" if mean is None else f"{mean:.1f}" for mean in means)
                 lines.append(f"| {_plain(name)} | {iqm} | {said} |")
-    used = dict.fromkeys(n.source for cell in table.cells.values() for n in cell.published)
-    lines += ["", *(f"{name}: {citations().get(name, '')}." for name in used)] if used else []
-    return "\n".join([*lines, *table.remarks])
+    cites = [f"{name}: {cite}." for name, cite in table.sources.items()]
+    return "\n".join(lines) + "".join(f"\n\n{line}" for line in (*cites, *table.remarks))
 
 
 def latex(report: Report) -> str:

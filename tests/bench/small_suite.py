@@ -27,8 +27,8 @@ SUITE = Suite(
     ),
 )
 RUN = {
-    "steps": 600,
-    "evaluate_every": 300,
+    "steps": 200,
+    "evaluate_every": 100,
     "checkpoint_every": 20,
     "log_every": 100,
     "episodes": 1,

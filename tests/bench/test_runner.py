@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -70,7 +71,7 @@ def test_every_cell_has_a_record_by_content(whole):
         for seed, record in records.items():
             outcome = record["outcome"]
             assert record["cell"]["seed"] == seed
-            assert [step for step, _ in outcome["curve"]] == [300, 600]
+            assert [step for step, _ in outcome["curve"]] == [100, 200]
             assert outcome["score"] == outcome["curve"][-1][1]
             assert outcome["best"]["score"] == max(score for _, score in outcome["curve"])
             assert record["run"]["together"] == [0, 1]  # one program
@@ -86,20 +87,17 @@ def test_finished_cells_never_run_again(data, copied, monkeypatch):
 
 def test_what_decides_the_outcome_is_in_the_key(data):
     (cloning, _) = request(data).groups()
+    row = Row(id="bc", name="BC", algo="bc", settings={**TINY, "policy.hidden": [8, 4]})
+    narrow = dataclasses.replace(SUITE, rows=(row,))
     other = {
-        "settings": request(data, suite=_with(policy_hidden=[8, 4])).groups()[0],
-        "run": request(data, run={**RUN, "steps": 601}).groups()[0],
-        "task": request(data, tasks=("pendulum-test",)).groups()[1],
+        "settings": request(data, suite=narrow).groups()[0],
+        "run": request(data, run={**RUN, "steps": 201}).groups()[0],
+        "algorithm": request(data).groups()[1],
     }
     keys = {cloning.key, *(group.key for group in other.values())}
     assert len(keys) == 4
     assert cloning.cell_key(0) != cloning.cell_key(1)
     assert request(data, seeds=7, seed=3).groups()[0].key == cloning.key
-
-
-def _with(policy_hidden: list[int]) -> object:
-    row = Row(id="bc", name="BC", algo="bc", settings={**TINY, "policy.hidden": policy_hidden})
-    return small_suite.Suite(**(vars(SUITE) | {"rows": (row,)}))
 
 
 def test_killed_in_the_middle_of_a_training_it_ends_with_the_same_records(
@@ -196,18 +194,20 @@ def test_a_failing_group_is_recorded_and_the_rest_goes_on(data, tmp_path, monkey
     train, out = trainer.run_training, tmp_path / "bench"
 
     def fails(plan, **more):
-        if plan.algo == "bc":
+        if plan.settings.policy.hidden == (8, 4):
             raise RuntimeError("out of <memory>")
         return train(plan, **more)
 
+    narrow = Row(id="narrow", name="narrow", algo="bc", settings={**TINY, "policy.hidden": [8, 4]})
+    pair = dataclasses.replace(SUITE, rows=(narrow, SUITE.rows[0]))
     monkeypatch.setattr(trainer, "run_training", fails)
-    result = run(data, out, run=QUICK)
+    result = run(data, out, run=QUICK, suite=pair)
     assert (result["finished"], result["cells"]) == (2, 4)
     assert result["failed"][0]["error"] == "out of <memory>"
     (failed,) = [g for g in status(BenchFolder.open(out))["groups"] if g["state"] == "failed"]
-    assert (failed["algo"], failed["error"]) == ("bc", "out of <memory>")
+    assert (failed["what"], failed["error"]) == ("narrow on pendulum-test", "out of <memory>")
     monkeypatch.setattr(trainer, "run_training", train)
-    result = run(data, out, run=QUICK)
+    result = run(data, out, run=QUICK, suite=pair)
     assert (result["finished"], result["failed"]) == (4, [])
     assert list((out / "failures").iterdir()) == []
 
@@ -233,7 +233,6 @@ def test_one_group_is_run_by_one_process_and_taken_over_when_it_dies(data, whole
     assert f"process {child.pid}" in str(holder(lock))
     with held(lock) as mine:
         assert not mine
-    shutil.rmtree(out / "nothing", ignore_errors=True)
     BenchFolder(out).manifest_path.write_text('{"format": 1}')
     done = threading.Event()
 

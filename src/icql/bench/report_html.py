@@ -128,10 +128,10 @@ def _score(cell: TableCell | None) -> str:
     )
     lines = []
     for number, verdict in cell.verdicts:
-        std = "" if number.std is None else f" ± {number.std:g} std"
+        std = "" if number.std is None else f" ± {number.std:.1f} std"
         kind = "" if number.kind == "run" else f", {number.kind}"
         lines.append(
-            f'<br><small title="{escape(number.label)}">{escape(number.source)} {number.mean:g}'
+            f'<br><small title="{escape(number.label)}">{escape(number.source)} {number.mean:.1f}'
             f'{std}{escape(kind)} <span class="tag {verdict.replace(" ", "-")}">{verdict}</span>'
             "</small>"
         )
@@ -272,7 +272,7 @@ def _misses(report: Report) -> str:
                 _td(cell.place.name),
                 _td(cell.place.task),
                 _td(f"{mean:.1f}", mean),
-                _td(f"{number.mean:g} ({number.source}, {number.kind})", number.mean),
+                _td(f"{number.mean:.1f} ({number.source}, {number.kind})", number.mean),
                 _td(f"{mean - number.mean:.1f}", mean - number.mean),
             ]
         )

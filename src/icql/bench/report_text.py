@@ -28,7 +28,7 @@ def markdown(report: Report) -> str:
     parts = ["# Benchmark report", *(_section(table) for table in report.tables)]
     misses = [
         f"- {_plain(cell.place.name)} on {_plain(cell.place.task)} ({cell.place.suite}): "
-        f"{_short_score(cell)}, {number.source} {number.mean:g} ({number.kind})"
+        f"{_short_score(cell)}, {number.source} {number.mean:.1f} ({number.kind})"
         for cell, number in report.misses()
     ]
     failures = [f"- {_plain(what)}: {_plain(why)}" for what, why in report.failures]
@@ -82,7 +82,8 @@ def _latex_table(table: Table) -> str:
         firsts = [cell.verdicts[:1] if cell is not None else [] for cell in cells]
         if any(firsts):
             theirs = [
-                _tex(f"({found[0][0].mean:g}, {found[0][1]})") if found else "" for found in firsts
+                _tex(f"({found[0][0].mean:.1f}, {found[0][1]})") if found else ""
+                for found in firsts
             ]
             lines.append(f" & {' & '.join(theirs)} \\\\")
     caption = table.caption
@@ -109,7 +110,7 @@ def _short_score(cell: TableCell) -> str:
 
 def _beside(cell: TableCell) -> str:
     return "; ".join(
-        f"{number.source} {number.mean:g}"
+        f"{number.source} {number.mean:.1f}"
         + ("" if number.kind == "run" else f" ({number.kind})")
         + f": {verdict}"
         for number, verdict in cell.verdicts

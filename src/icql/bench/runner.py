@@ -23,6 +23,7 @@ from icql.progress import Display
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
 
+KEPT = 8  # groups whose compiled programs are kept: small ones are shared
 WAIT = 2.0  # seconds between two looks at groups that other processes hold
 
 
@@ -161,6 +162,8 @@ def run_groups(folder: BenchFolder, groups: Iterable[CellGroup], display: Displa
                 if mine:
                     display.say(f"[{number}/{total}] {group.label}")
                     settle(folder, group, display)
+                    if number % KEPT == 0:
+                        _forget_programs()
                 else:
                     others.append((number, group))
         for _, group in others:
@@ -192,7 +195,6 @@ def settle(folder: BenchFolder, group: CellGroup, display: Display) -> None:
         display.say(f"failed: {group.label}: {failure['error']}")
     else:
         folder.failure_path(group.key).unlink(missing_ok=True)
-    _forget_programs()
 
 
 def spans(folder: BenchFolder, group: CellGroup, missing: list[int]) -> Iterator[range]:
@@ -317,7 +319,7 @@ def _now() -> str:
 
 
 def _forget_programs() -> None:
-    """Free what was compiled for a group: hundreds of them would fill the memory."""
+    """Free what was compiled: the programs of hundreds of groups would fill the memory."""
     import jax
 
     jax.clear_caches()

@@ -184,7 +184,14 @@ def _aggregates(table: Table) -> str:
         f'{_key(table)}<div class="charts"><figure>'
         + interval_chart(bars, title="Interquartile mean", x="IQM of all runs")
         + "<figcaption>Interquartile mean</figcaption></figure><figure>"
-        + line_chart(lines, title="Performance profile", x="score", y="% of runs above")
+        + line_chart(
+            lines,
+            title="Performance profile",
+            x="score",
+            y="% of runs above",
+            width=520,
+            height=260,
+        )
         + "<figcaption>Performance profile</figcaption></figure></div>"
         + _improvement(table)
     )

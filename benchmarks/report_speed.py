@@ -91,7 +91,7 @@ def _record(group: CellGroup, centre: float, rng: np.random.Generator) -> dict[s
             "dataset": group.dataset,
             "seconds": 100.0,
             "updates_per_second": group.run["steps"] / 100.0,
-            "wall_seconds": 120.0,
+            "last_wall_seconds": 120.0,
             "versions": VERSIONS,
             "time": "2026-01-01T00:00:00Z",
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import shutil
@@ -170,7 +171,27 @@ def test_of_two_lengths_the_longer_one_stands_and_the_other_is_named(tmp_path):
     report = gather(make(tmp_path / "b", suites=("td3bc",), seeds=2))
     assert not any(cell.short for cell in report.cells())
     assert len(report.superseded) == 30
-    assert "TD3+BC on hopper-medium-v2, 1,000 updates" in report.superseded
+    assert any(
+        line.startswith("TD3+BC on hopper-medium-v2, 1,000 updates") for line in report.superseded
+    )
+
+
+def test_of_two_groups_of_one_length_the_newer_one_stands(tmp_path):
+    folder = made_up().made_up_folder(tmp_path / "b", suites=("td3bc",), seeds=2)
+    (old, *_) = folder.groups()[0]
+    new = dataclasses.replace(old, data_hash="1" * 64, seeds=(0,))
+    folder.ask(new)
+    record = folder.record(old, 0)
+    assert record is not None
+    later = {"run": {**record["run"], "time": "2026-01-02T00:00:00Z"}}
+    folder.write_record(new, 0, {"outcome": record["outcome"]} | later)
+    report = gather(folder)
+    place = old.asked[0]
+    (cell,) = [c for c in report.cells() if (c.place.row, c.place.task) == (place.row, place.task)]
+    assert cell.group.key == new.key
+    assert len(report.superseded) == 1
+    assert old.key[:8] in report.superseded[0]
+    assert f"td3bc: its cells of {place.task} have different data." in report.notes
 
 
 def test_a_single_seed_has_no_interval_and_no_verdict(tmp_path):
@@ -211,7 +232,7 @@ def nasty(tmp_path: Path) -> BenchFolder:
         }
         run = {
             **{"together": [seeds[0]], "preset": NASTY, "dataset": NASTY, "seconds": 1.0},
-            **{"updates_per_second": None, "wall_seconds": 1.0, "time": NASTY},
+            **{"updates_per_second": None, "last_wall_seconds": 1.0, "time": NASTY},
             "versions": {"device": NASTY},
         }
         folder.write_record(group, seeds[0], {"outcome": outcome, "run": run})

@@ -252,6 +252,31 @@ def test_one_group_is_run_by_one_process_and_taken_over_when_it_dies(data, whole
     assert len(list(out.glob("records/*"))) == 2
 
 
+def test_a_place_without_locks_is_said(tmp_path, monkeypatch):
+    def fails(_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("icql.bench.locks._take", fails)
+    with pytest.raises(UserError, match="No locks available"), held(tmp_path / "lock"):
+        pass
+
+
+def test_groups_that_are_asked_for_again_are_joined(data, tmp_path):
+    folder = BenchFolder.make(tmp_path / "bench")
+    (group, _) = request(data).groups()
+    folder.ask(group)
+    place = group.asked[0]
+    again = dataclasses.replace(
+        group,
+        seeds=(5,),
+        asked=(dataclasses.replace(place, name="new"), dataclasses.replace(place, suite="other")),
+    )
+    joined = folder.ask(again)
+    assert joined.seeds == (0, 1, 5)
+    assert [(one.suite, one.name) for one in joined.asked] == [("small", "new"), ("other", "BC")]
+    assert folder.groups() == ([joined], [])
+
+
 # --- bad input ----------------------------------------------------------------------------------
 
 

@@ -12,12 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from icql.errors import UserError
+
 if sys.platform == "win32":
     import msvcrt
 
     def _take(file: IO[str]) -> None:
         file.seek(2**30)  # beyond what is written: holders stay readable
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            raise BlockingIOError from error
 
     def _release(file: IO[str]) -> None:
         file.seek(2**30)
@@ -78,10 +83,16 @@ def _tried(file: IO[str], patience: float) -> bool:
         try:
             _take(file)
             return True
-        except OSError:
+        except BlockingIOError:
             if time.monotonic() >= end:
                 return False
             time.sleep(PAUSE)
+        except OSError as error:  # not held by anybody: it cannot be
+            raise UserError(
+                f"files cannot be locked here ({error.strerror}).",
+                where=file.name,
+                fix="Give an --out on a file system that has locks.",
+            ) from error
 
 
 def _sign(file: IO[str]) -> None:

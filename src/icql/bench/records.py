@@ -93,9 +93,10 @@ class CellGroup:
 
     def joined(self, other: CellGroup) -> CellGroup:
         """This group with the seeds and places of another of the same key as well."""
-        asked = tuple(dict.fromkeys((*self.asked, *other.asked)))
+        # of the same place what this one says counts: a name or a length may have changed since
+        places = {(one.suite, one.row, one.task): one for one in (*other.asked, *self.asked)}
         seeds = tuple(sorted({*self.seeds, *other.seeds}))
-        return dataclasses.replace(self, asked=asked, seeds=seeds)
+        return dataclasses.replace(self, asked=tuple(places.values()), seeds=seeds)
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> CellGroup:

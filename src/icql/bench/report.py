@@ -265,7 +265,11 @@ def gather(folder: BenchFolder) -> Report:
                 places.setdefault((place.suite, place.row, place.task), []).append(cell)
     chosen = {key: max(cells, key=_weight) for key, cells in places.items()}
     left = [c for key, cells in places.items() for c in cells if c is not chosen[key]]
-    superseded = [f"{c.place.name} on {c.place.task}, {c.steps:,} updates" for c in left]
+    superseded = [
+        f"{c.place.name} on {c.place.task}, {c.steps:,} updates, preset {c.group.preset}, data "
+        f"{c.group.data_hash[:8]}, group {c.group.key[:8]}"
+        for c in left
+    ]
     tables = [_table(name, chosen) for name in dict.fromkeys(key[0] for key in chosen)]
     order = list(suites())
     tables.sort(key=lambda t: order.index(t.suite.id) if t.suite.id in order else len(order))
@@ -292,9 +296,9 @@ def write_report(report: Report, path: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _weight(cell: TableCell) -> tuple[int, int, int]:
-    """Of several groups in one place of a table the longest counts, then the one of most seeds."""
-    return cell.steps, len(cell.records), cell.episodes
+def _weight(cell: TableCell) -> tuple[int, str]:
+    """Of several groups in one place of a table the longest counts, then the newest."""
+    return cell.steps, max(record["run"]["time"] for record in cell.records)
 
 
 def _table(name: str, chosen: dict[tuple[str, str, str], TableCell]) -> Table:
@@ -330,6 +334,9 @@ def _unequal(tables: Iterable[Table]) -> list[str]:
         ):
             if len(found) > 1:
                 notes.append(f"{table.suite.id}: its cells have different {what}.")
+        for task in table.tasks:
+            if len({cell.group.data_hash for cell in cells if cell.place.task == task}) > 1:
+                notes.append(f"{table.suite.id}: its cells of {task} have different data.")
         if any(len(cell.scores) == 1 for cell in cells):
             notes.append(f"{table.suite.id}: a single seed has no interval.")
         if missing := [task for task in table.tasks if task not in table.common]:

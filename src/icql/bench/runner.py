@@ -230,7 +230,7 @@ def train_cells(folder: BenchFolder, group: CellGroup, seeds: range, display: Di
         "dataset": Path(group.dataset).name,
         "seconds": _seconds(run),
         "updates_per_second": result["updates_per_second"],
-        "wall_seconds": round(time.perf_counter() - begin, 3),
+        "last_wall_seconds": round(time.perf_counter() - begin, 3),  # since the last kill
         "versions": run.manifest["versions"],
         "time": _now(),
     }

@@ -100,6 +100,16 @@ def test_what_decides_the_outcome_is_in_the_key(data):
     assert request(data, seeds=7, seed=3).groups()[0].key == cloning.key
 
 
+def test_data_of_ones_own_has_a_name_of_its_own(data, tmp_path):
+    """The same data under two names is one group in two places of the table."""
+    other = pendulum.make_data(tmp_path / "other.npz", steps=300, seed=1)
+    names = ("pendulum-test@mine", "pendulum-test@same", "pendulum-test@other")
+    places = {names[0]: str(data), names[1]: str(data), names[2]: str(other)}
+    groups = request(data, algos=("bc",), tasks=names, datasets=places).groups()
+    assert [[place.task for place in g.asked] for g in groups] == [list(names[:2]), [names[2]]]
+    assert {group.task for group in groups} == {"pendulum-test"}
+
+
 def test_killed_in_the_middle_of_a_training_it_ends_with_the_same_records(
     data, whole, tmp_path, capfd
 ):
@@ -158,8 +168,10 @@ def test_damaged_records_are_found_said_and_made_again(data, copied, harm, capfd
     said = status(BenchFolder.open(copied))
     assert said["finished"] == 3
     assert first.name in said["damaged"][0]
+    others = {p: p.read_bytes() for p in (copied / "records").iterdir() if p != first}
     no_training(monkeypatch)  # the run folder is still there
     run_suite_loud(data, copied)
+    assert {p: p.read_bytes() for p in others} == others  # finished cells are not even written
     assert first.name in capfd.readouterr().err
     assert outcomes(copied) == before
 

@@ -94,7 +94,9 @@ class CellGroup:
     def joined(self, other: CellGroup) -> CellGroup:
         """This group with the seeds and places of another of the same key as well."""
         # of the same place what this one says counts: a name or a length may have changed since
-        places = {(one.suite, one.row, one.task): one for one in (*other.asked, *self.asked)}
+        places: dict[tuple[str, str, str], Asked] = {}
+        for one in (*self.asked, *other.asked):
+            places.setdefault((one.suite, one.row, one.task), one)
         seeds = tuple(sorted({*self.seeds, *other.seeds}))
         return dataclasses.replace(self, asked=tuple(places.values()), seeds=seeds)
 

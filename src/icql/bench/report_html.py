@@ -91,7 +91,7 @@ def _suite(table: Table) -> str:
     return (
         f'<section id="{_id(table)}"><h2>{escape(suite.title)}</h2>'
         f"<p>Suite <code>{escape(suite.id)}</code>, {escape(where)}.</p>"
-        f"{_scores(table)}<p class=legend>{_legend()}</p>"
+        f'{_scores(table)}<p class="legend">{_legend()}</p>'
         + (f"<p>Sources. {escape(sources)}.</p>{foot}" if sources else "")
         + _aggregates(table)
         + _curves(table)

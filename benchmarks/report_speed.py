@@ -89,6 +89,7 @@ def _record(group: CellGroup, centre: float, rng: np.random.Generator) -> dict[s
             "together": list(group.seeds),
             "preset": group.preset,
             "dataset": group.dataset,
+            "resumed_at": [],
             "seconds": 100.0,
             "updates_per_second": group.run["steps"] / 100.0,
             "last_wall_seconds": 120.0,

@@ -135,6 +135,24 @@ def test_killed_in_the_middle_of_a_training_it_ends_with_the_same_records(
     assert result["found_finished"] == 2
     assert "resuming at update" in capfd.readouterr().err
     assert outcomes(out) == outcomes(whole)
+    resumed = [
+        record["run"]["resumed_at"]
+        for record in (json.loads(p.read_text()) for p in (out / "records").iterdir())
+    ]
+    assert sorted(map(len, resumed)) == [0, 0, 1, 1]
+    assert all(steps[0] % 20 == 0 and 0 < steps[0] <= 200 for steps in resumed if steps)
+
+
+def test_seconds_of_a_resumed_run_are_those_of_all_its_parts():
+    def rows(*pairs: tuple[int, float]) -> list[dict]:
+        return [{"kind": "train", "step": step, "seconds": s} for step, s in pairs]
+
+    whole = rows((10, 1.0), (20, 2.0), (30, 3.0))
+    assert runner.update_seconds([*whole, {"kind": "evaluation", "step": 30}], []) == 3.0
+    parts = rows((10, 1.0), (20, 2.0), (30, 2.5), (40, 4.0), (50, 0.5))
+    assert runner.update_seconds(parts, [20, 40]) == 2.0 + 4.0 + 0.5
+    assert runner.update_seconds(rows((10, 1.0)), [10]) == 1.0  # resumed, with nothing left to do
+    assert runner.update_seconds([], []) == 0.0
 
 
 def run_suite_loud(data: Path, out: Path) -> dict:

@@ -4,7 +4,8 @@ bench.json            the format of the folder
 groups/KEY.json       what was asked: an algorithm on a task with settings, which rows it is, seeds
 records/KEY.json      one finished cell: a group with one seed
 failures/KEY.json     why a group failed the last time
-runs/KEY/FIRST-LAST/  run folders (`icql.training.run_folder`), seeds side by side
+runs/KEY/FIRST-LAST/  run folders (`icql.training.run_folder`), seeds side by side; beside them, in
+                      FIRST-LAST.resumed.json, after which updates they were resumed
 locks/KEY             who works on a group now
 
 Files are whole or absent, and carry a digest of their own content: a damaged one is never believed.

@@ -13,7 +13,15 @@ from typing import Any
 
 from icql.algos.presets import resolve_preset
 from icql.bench.locks import held, holder
-from icql.bench.records import Asked, BenchFolder, CellGroup, plain, write_sealed
+from icql.bench.records import (
+    Asked,
+    BenchFolder,
+    CellGroup,
+    Damaged,
+    plain,
+    read_sealed,
+    write_sealed,
+)
 from icql.bench.suites import Row, Suite
 from icql.data.datasets import EMBEDDED, examine, find_d4rl
 from icql.data.tasks import get_task
@@ -228,7 +236,8 @@ def train_cells(folder: BenchFolder, group: CellGroup, seeds: range, display: Di
         "together": list(seeds),
         "preset": group.preset,
         "dataset": Path(group.dataset).name,
-        "seconds": _seconds(run),
+        "resumed_at": _resumes(out),
+        "seconds": update_seconds(run.rows(), _resumes(out)),
         "updates_per_second": result["updates_per_second"],
         "last_wall_seconds": round(time.perf_counter() - begin, 3),  # since the last kill
         "versions": run.manifest["versions"],
@@ -249,6 +258,7 @@ def _trained(plan: Plan, out: Path, display: Display) -> dict[str, Any]:
 
     resumed = _begun(plan, out, display)
     if resumed is not None:
+        _note_resume(out)
         try:
             return run_training(resumed, out=out, resume=True, display=display)
         except UserError as error:
@@ -273,6 +283,7 @@ def _set_aside(out: Path, error: UserError, display: Display) -> None:
     """Move a folder that cannot be gone on with out of the way; nothing is deleted."""
     aside = out.with_name(f"{out.name}.aside.{time.time_ns()}")
     out.rename(aside)
+    _resumes_path(out).unlink(missing_ok=True)
     display.say(f"warning: {error} It is {aside.name} now, and the run begins anew.")
 
 
@@ -304,14 +315,37 @@ def _outcome(
     }
 
 
-def _seconds(run: RunFolder) -> float:
-    """Seconds that updates took; a resumed run counts from zero again."""
-    total, last = 0.0, 0.0
-    for row in run.rows():
-        if row["kind"] == "train":
-            total += row["seconds"] - last if row["seconds"] >= last else row["seconds"]
-            last = row["seconds"]
-    return round(total, 3)
+def update_seconds(rows: Iterable[Mapping[str, Any]], resumed_at: Iterable[int]) -> float:
+    """Seconds that updates took; the clock of the rows starts anew wherever a run was resumed."""
+    marks, total, last = sorted(resumed_at), 0.0, 0.0
+    for row in rows:
+        if row["kind"] != "train":
+            continue
+        while marks and row["step"] > marks[0]:
+            total, last = total + last, 0.0
+            marks.pop(0)
+        last = row["seconds"]
+    return round(total + last, 3)
+
+
+def _resumes(out: Path) -> list[int]:
+    """The updates after which a run was resumed."""
+    try:
+        return list((read_sealed(_resumes_path(out)) or {"steps": []})["steps"])
+    except Damaged:
+        return []  # times alone follow from it
+
+
+def _note_resume(out: Path) -> None:
+    """Write down that a run goes on from its last checkpoint."""
+    steps = [int(path.name) for path in (out / "checkpoints").glob("*") if path.name.isdigit()]
+    last = max(steps, default=0)
+    before = [step for step in _resumes(out) if step < last]
+    write_sealed(_resumes_path(out), {"steps": [*before, last] if last else []})
+
+
+def _resumes_path(out: Path) -> Path:
+    return out.with_name(f"{out.name}.resumed.json")
 
 
 def _now() -> str:

@@ -11,6 +11,7 @@ from icql.algos.presets import PresetName
 from icql.cli.options import Flag, Options, Result
 from icql.errors import PartlyFailed, UserError
 from icql.progress import Display
+from icql.settings.run import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,8 @@ class RunSuite(Options):
     """Episodes per evaluation and seed instead of the preset's."""
     evaluate_every: int | None = None
     """Updates between evaluations instead of the preset's."""
+    precision: Precision | None = None
+    """Of the matrix products of training, instead of the preset's (see 'icql train --help')."""
     dataset: tuple[str, ...] = ()
     """Where the data of tasks is, each as TASK=FILE."""
     out: Path = Path("bench")
@@ -77,10 +80,11 @@ class RunSuite(Options):
         from icql.bench.runner import Request, run_suite
         from icql.bench.suites import get_suite
 
-        lengths = {
+        asked = {
             "steps": self.steps,
             "episodes": self.episodes,
             "evaluate_every": self.evaluate_every,
+            "precision": self.precision,
         }
         request = Request(
             suite=get_suite(self.suite),
@@ -90,7 +94,7 @@ class RunSuite(Options):
             preset=self.preset,
             seeds=self.seeds,
             seed=self.seed,
-            run={name: value for name, value in lengths.items() if value is not None},
+            run={name: value for name, value in asked.items() if value is not None},
         )
         try:
             result = run_suite(request, self.out, Display(quiet=self.quiet))

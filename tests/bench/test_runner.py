@@ -218,6 +218,21 @@ def test_a_run_folder_of_no_use_is_set_aside(data, copied, capfd):
     assert len(list(place.parent.glob("0-1.aside.*"))) == 1
 
 
+def test_a_checkpoint_that_cannot_be_restored_is_set_aside(data, copied, capfd):
+    before = outcomes(copied)
+    group = next(g for g in BenchFolder.open(copied).groups()[0] if g.algo == "bc")
+    for seed in group.seeds:
+        (copied / "records" / f"{group.cell_key(seed)}.json").unlink()
+    place = copied / "runs" / group.key / "0-1"
+    (place / "result.json").unlink()
+    for step in (place / "checkpoints").iterdir():
+        shutil.rmtree(step / "default")
+    result = run_suite_loud(data, copied)
+    assert result["failed"] == []
+    assert "cannot be restored" in capfd.readouterr().err
+    assert outcomes(copied) == before
+
+
 def test_a_failing_group_is_recorded_and_the_rest_goes_on(data, tmp_path, monkeypatch):
     import icql.training.trainer as trainer
 

@@ -140,7 +140,8 @@ def run_suite(request: Request, out: Path, display: Display) -> dict[str, Any]:
         folder.ask(group)
     before = sum(len(folder.records(group)[0]) for group in groups)
     run_groups(folder, groups, display)
-    failed = [(group, failure) for group in groups if (failure := folder.failure(group))]
+    left = [group for group in groups if not _done(folder, group)]
+    failed = [(group, failure) for group in left if (failure := folder.failure(group))]
     return {
         "suite": request.suite.id,
         "folder": str(out),
@@ -161,11 +162,11 @@ def run_groups(folder: BenchFolder, groups: Iterable[CellGroup], display: Displa
     while left:
         others = []
         for number, group in left:
-            failure = folder.failure(group)
-            if group.key in awaited and failure is not None and failure.get("time", "") >= began:
-                continue  # the other process tried it just now
-            if failure is None and len(folder.records(group)[0]) == len(group.seeds):
+            if _done(folder, group):
                 continue
+            failure = folder.failure(group) if group.key in awaited else None
+            if failure is not None and failure.get("time", "") >= began:
+                continue  # the other process tried it just now
             with held(folder.lock_path(group.key)) as mine:
                 if mine:
                     display.say(f"[{number}/{total}] {group.label}")
@@ -182,6 +183,10 @@ def run_groups(folder: BenchFolder, groups: Iterable[CellGroup], display: Displa
         if others and len(others) == len(left):
             time.sleep(WAIT)
         left = others
+
+
+def _done(folder: BenchFolder, group: CellGroup) -> bool:
+    return len(folder.records(group)[0]) == len(group.seeds)
 
 
 def settle(folder: BenchFolder, group: CellGroup, display: Display) -> None:

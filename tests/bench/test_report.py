@@ -194,6 +194,18 @@ def test_of_two_groups_of_one_length_the_newer_one_stands(tmp_path):
     assert f"td3bc: its cells of {place.task} have different data." in report.notes
 
 
+def test_a_suite_that_varies_a_number_is_drawn_against_it(tmp_path):
+    report = gather(made_up().made_up_folder(tmp_path / "b", suites=("context",), seeds=2))
+    write_report(report, tmp_path / "r.html")
+    page = Page((tmp_path / "r.html").read_text())
+    (place,) = [
+        i for i, (_, a) in enumerate(page.tags) if a.get("aria-label") == "Scores by context.k"
+    ]
+    drawn = [attrs for tag, attrs in page.tags[place:] if tag == "polyline"][:18]
+    assert sum("stroke-dasharray" in attrs for attrs in drawn) == 9  # one published line per task
+    assert all(len(str(attrs["points"]).split()) == 4 for attrs in drawn)
+
+
 def test_a_single_seed_has_no_interval_and_no_verdict(tmp_path):
     report = gather(made_up().made_up_folder(tmp_path / "b", suites=("td3bc",), seeds=1))
     assert all(v == "no interval" for cell in report.cells() for _, v in cell.verdicts)

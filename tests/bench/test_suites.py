@@ -29,6 +29,14 @@ def test_every_row_has_its_settings_on_every_task(suite):
             override(resolve_preset(row.algo, suite.preset, task).settings, row.settings)
 
 
+def test_suites_that_vary_a_number_do():
+    varied = {suite.id: suite for suite in TABLES if suite.vary}
+    assert varied.keys() == {"layers", "context"}
+    for suite in varied.values():
+        values = [row.settings[suite.vary] for row in suite.rows]
+        assert values == sorted(set(values))
+
+
 def test_the_suites_of_the_paper_are_there():
     labels = " ".join(suite.paper for suite in suites().values())
     for label in (

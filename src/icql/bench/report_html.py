@@ -8,7 +8,7 @@ from html import escape
 from importlib import resources
 
 from icql.bench.report import Report, Table, TableCell
-from icql.bench.svg import Line, colour, interval_chart, line_chart
+from icql.bench.report_charts import by_setting, curves, key, over_tasks
 
 WORDS = {
     "within": "our interval holds the published number",
@@ -94,6 +94,7 @@ def _suite(table: Table) -> str:
         f'{_scores(table)}<p class="legend">{_legend()}</p>'
         + (f"<p>Sources. {escape(sources)}.</p>{foot}" if sources else "")
         + _aggregates(table)
+        + _by_setting(table)
         + _curves(table)
         + "</section>"
     )
@@ -160,49 +161,36 @@ def _foot(table: Table) -> str:
 def _aggregates(table: Table) -> str:
     if not table.iqm:
         return ""
-    hues = {row: colour(i) for i, (row, _) in enumerate(table.rows)}
-    names = dict(table.rows)
-    bars = [
-        (names[row], hues[row], one["value"], one["low"], one["high"])
-        for row, one in table.iqm.items()
-    ]
-    limits, shares = table.profile
-    lines = [
-        Line(
-            names[row],
-            hues[row],
-            [(t, 100 * s, f"{names[row]}: {100 * s:.0f} % of runs above {t:.1f}")
-             for t, s in zip(limits, share, strict=True)],
-            dots=False,
-        )
-        for row, share in shares.items()
-    ]  # fmt: skip
-    over = f"{len(table.common)} common tasks; {table.caption.partition('; ')[2]}"
+    over = f"{len(table.common)} common tasks; {_sizes(table)}"
     return (
         f"<h3>Over tasks</h3><p>{escape(over)} Intervals: 95 %, by a bootstrap stratified by task, "
         "which is too narrow for a handful of runs and has no width for one seed.</p>"
-        f'{_key(table)}<div class="charts"><figure>'
-        + interval_chart(bars, title="Interquartile mean", x="IQM of all runs")
-        + "<figcaption>Interquartile mean</figcaption></figure><figure>"
-        + line_chart(
-            lines,
-            title="Performance profile",
-            x="score",
-            y="% of runs above",
-            width=520,
-            height=260,
-        )
-        + "<figcaption>Performance profile</figcaption></figure></div>"
-        + _improvement(table)
+        f"{key(name for _, name in table.rows)}{over_tasks(table)}{_improvement(table)}"
     )
 
 
-def _key(table: Table) -> str:
-    items = (
-        f'<span><i style="background:{colour(i)}"></i>{escape(name)}</span>'
-        for i, (_, name) in enumerate(table.rows)
+def _by_setting(table: Table) -> str:
+    drawn = by_setting(table) if table.suite.vary else ""
+    if not drawn:
+        return ""
+    said = f"Mean over seeds. {_sizes(table)}"
+    return f"<h3>By setting</h3><p>{escape(said)}</p>{key(table.tasks)}{drawn}"
+
+
+def _curves(table: Table) -> str:
+    drawn = curves(table)
+    if not drawn:
+        return ""
+    said = "Mean over seeds at each evaluation; point at a dot for numbers (least to largest seed)."
+    return (
+        f"<h3>Learning curves</h3><p>{escape(f'{said} {_sizes(table)}')}</p>"
+        f"{key(name for _, name in table.rows)}{drawn}"
     )
-    return f'<p class="key">{"".join(items)}</p>'
+
+
+def _sizes(table: Table) -> str:
+    """Seeds, episodes and updates, as the caption has them."""
+    return table.caption.partition("; ")[2]
 
 
 def _improvement(table: Table) -> str:
@@ -225,45 +213,9 @@ def _improvement(table: Table) -> str:
         lines.append(cells)
     caption = (
         "Probability that a run of the row scores above one of the column (ties half), mean over "
-        f"tasks; bold: its 95 % interval leaves out ½. {table.caption.partition('; ')[2]}"
+        f"tasks; bold: its 95 % interval leaves out ½. {_sizes(table)}"
     )
     return _grid(["P(row > column)", *(names[row] for row in rows)], lines, caption)
-
-
-def _curves(table: Table) -> str:
-    figures = []
-    for task in table.tasks:
-        lines = []
-        for number, (row, name) in enumerate(table.rows):
-            cell = table.cells.get((row, task))
-            if cell is None or not cell.curve:
-                continue
-            points = [
-                (
-                    float(step),
-                    mean,
-                    f"{name}, update {step:,}: {mean:.1f} ({low:.1f} to {high:.1f})",
-                )
-                for step, mean, low, high in cell.curve
-            ]
-            lines.append(Line(name, colour(number), points))
-        if lines:
-            behaviour = next((c.behaviour for (_, t), c in table.cells.items() if t == task), None)
-            if behaviour is not None:
-                ends = [point[0] for line in lines for point in line.points]
-                said = f"mean of the data: {behaviour:.1f}"
-                points = [(x, behaviour, said) for x in sorted({min(ends), max(ends)})]
-                lines.append(Line(said, "#888888", points, dots=False, dashed=True))
-            chart = line_chart(lines, title=f"Scores on {task}", x="updates", y="score")
-            figures.append(f"<figure>{chart}<figcaption>{escape(task)}</figcaption></figure>")
-    if not figures:
-        return ""
-    said = "Mean over seeds at each evaluation; point at a dot for numbers (least to largest seed)."
-    caption = f"{said} {table.caption.partition('; ')[2]}"
-    return (
-        f"<h3>Learning curves</h3><p>{escape(caption)}</p>{_key(table)}"
-        f'<div class="charts">{"".join(figures)}</div>'
-    )
 
 
 # --- the whole report ---------------------------------------------------------------------------

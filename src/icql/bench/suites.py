@@ -33,6 +33,7 @@ class Suite:
     preset: str = "paper"
     tasks: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
+    vary: str = ""  # the setting that the rows differ in, where it is a number
     command: str = ""  # what makes it, where it is no table of scores
 
     def runnable(self) -> Suite:

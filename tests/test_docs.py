@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import icql
+from icql.bench.suites import suites
 from icql.cli import main
 from icql.cli.main import COMMANDS
 from icql.data.datasets import load_steps, validate_dataset
@@ -122,6 +123,33 @@ def test_the_whole_example_of_the_mapping_page_reads_a_log(tmp_path):
     assert source.gaps == {"druck": 1}
     assert len(source.transitions()) == 3
     assert validate_dataset(tmp_path / "plant.csv")[0].ok
+
+
+BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text()
+
+
+def test_the_commands_of_the_benchmark_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [line for block in blocks(BENCHMARKS, "bash") for line in block.splitlines()]
+    assert len(lines) >= 5
+    for line in lines:
+        assert main(shlex.split(line)[1:]) == 0, line
+    assert "<svg" in (tmp_path / "bench.html").read_text()
+
+
+def test_the_long_commands_of_the_benchmark_page_parse():
+    lines = [line for block in blocks(BENCHMARKS, "sh") for line in block.splitlines()]
+    assert len(lines) >= 3
+    for line in lines:
+        with pytest.raises(SystemExit) as exit_:
+            main([*shlex.split(line)[1:], "--help"])
+        assert exit_.value.code == 0
+
+
+def test_every_suite_is_on_the_benchmark_page():
+    table = BENCHMARKS.partition("## Which suite")[2].partition("\n## ")[0]
+    named = re.findall(r"`([\w-]+)`", "\n".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
+    assert sorted(named) == sorted(suites())
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -1,10 +1,12 @@
-"""The one exception that users see.
+"""The exceptions that users see.
 
 A :class:`UserError` says what is wrong, where, and what to do about it. The command line prints
 it as one message and exits with code 2; the Python API lets it propagate.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class UserError(Exception):
@@ -26,6 +28,19 @@ class UserError(Exception):
         where = f"{self.where}: " if self.where else ""
         fix = f" {self.fix}" if self.fix else ""
         return f"{where}{self.what}{fix}"
+
+
+class PartlyFailed(Exception):
+    """Some of several pieces of work failed and the others are done: exit code 1.
+
+    Args:
+        message: what failed.
+        result: what came out, as `--json` prints it.
+    """
+
+    def __init__(self, message: str, result: dict[str, Any]) -> None:
+        self.result = result
+        super().__init__(message)
 
 
 def nearest(name: str, known: list[str]) -> str:

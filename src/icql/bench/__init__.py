@@ -1,1 +1,1 @@
-"""What an update and a retrieval cost on this machine, beside the paper's tables."""
+"""The paper's tables: suites, their runner and report; what an update costs on this machine."""

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-import tomllib
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import equinox as eqx
@@ -21,6 +18,7 @@ from icql.algos.base import Algorithm, Spec
 from icql.algos.presets import PresetName, resolve_preset
 from icql.algos.registry import make_algorithm
 from icql.bench.flops import count_flops
+from icql.bench.published import paper_costs as paper_costs
 from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
 from icql.retrieval import build_neighbours
@@ -144,13 +142,6 @@ def retrieval_cost(data: Transitions, k: int, engine: Engine) -> dict[str, Any]:
         "queries_per_s": report.queries / report.seconds,
         "recall": report.recall,
     }
-
-
-@cache
-def paper_costs() -> dict[str, Any]:
-    """The paper's cost tables, each with the label of its source."""
-    text = resources.files("icql.bench").joinpath("paper_costs.toml").read_text()
-    return tomllib.loads(text)
 
 
 def describe_device() -> dict[str, Any]:

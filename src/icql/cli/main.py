@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from icql._version import __version__
-from icql.errors import UserError, nearest
+from icql.errors import PartlyFailed, UserError, nearest
 
 
 class Command(NamedTuple):
@@ -52,7 +52,12 @@ usage: icql bench COMMAND [OPTIONS]      (every command has --help; --json for m
 
 {commands}
 
-Made-up data of a given size, nothing is downloaded; the paper's numbers stand beside ours.
+A suite is a table of the paper, or one of our own: 'icql bench list' names them. What is finished
+is never run again, and a run that was killed goes on with the same command (docs/benchmarks.md):
+  icql bench run main --tasks hopper-mini --algos bc iql --preset quick --out bench
+  icql bench report bench --out bench.html
+
+speed and cost measure on made-up data of a given size. Nothing is downloaded.
 """
 
 HELP = """\
@@ -96,9 +101,13 @@ COMMANDS: dict[str, Command | Group] = {
         },
     ),
     "bench": Group(
-        "time, operations and memory beside the paper's cost tables",
+        "the paper's tables: run, resume and report them; cost of updates",
         BENCH,
         {
+            "list": Command("the suites: which table is made of what", "suite:ListSuites"),
+            "run": Command("run what is not finished yet of a suite", "suite:RunSuite"),
+            "status": Command("how far a benchmark folder has come", "suite:Status"),
+            "report": Command("a page or tables of what was run", "suite:WriteReport"),
             "speed": Command(
                 "time, operations and memory of every algorithm's update", "bench:Speed"
             ),
@@ -122,6 +131,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if result is not None:
             print(json.dumps(result, allow_nan=False))
         return 0 if arguments else UserError.exit_code
+    except PartlyFailed as failed:  # what was done is there, and so is what failed
+        if "--json" in arguments:
+            print(json.dumps(failed.result, allow_nan=False))
+        print(f"icql: error: {failed}", file=sys.stderr)
+        return 1
     except UserError as error:
         if "--json" in arguments:
             said = {"what": error.what, "where": error.where, "fix": error.fix}

@@ -1,0 +1,356 @@
+"""Records → what a report says: tables beside published numbers, statistics, cost, misses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from icql.bench.published import Published, citations, paper_costs, published, remarks
+from icql.bench.records import Asked, BenchFolder, CellGroup
+from icql.bench.statistics import (
+    Interval,
+    aggregate,
+    performance_profile,
+    probability_of_improvement,
+)
+from icql.bench.suites import Suite, suites
+from icql.evaluation.scores import Summary, summary
+from icql.files import atomic
+
+PAIRS = 500  # samples of a bootstrap for each pair of methods
+THRESHOLDS = 101  # points of a performance profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableCell:
+    """One method on one task: all seeds of it that are finished."""
+
+    group: CellGroup
+    place: Asked
+    records: tuple[dict[str, Any], ...]  # by seed
+    published: tuple[Published, ...]
+
+    @cached_property
+    def scores(self) -> list[float]:
+        """Final score of each seed."""
+        found = (record["outcome"]["score"] for record in self.records)
+        return [float(score) for score in found if score is not None]
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """Mean, spread and interval; None where no episode was played."""
+        return summary(self.scores) if self.scores else None
+
+    @property
+    def half(self) -> float | None:
+        """Half of Student's 95 % interval of the mean over seeds."""
+        if self.summary is None or self.summary["ci95"] is None:
+            return None
+        low, high = self.summary["ci95"]
+        return (high - low) / 2
+
+    @property
+    def best(self) -> float | None:
+        """Mean of the best scores seen during training: no result, kept apart."""
+        found = [r["outcome"]["best"]["score"] for r in self.records if r["outcome"]["best"]]
+        return float(np.mean(found)) if found else None
+
+    @property
+    def steps(self) -> int:
+        """Updates."""
+        return int(self.group.run["steps"])
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that the score of each seed is the mean of."""
+        return int(self.group.run["episodes"])
+
+    @property
+    def short(self) -> bool:
+        """Whether there were fewer updates than the suite's preset has."""
+        return self.steps < self.place.full_steps
+
+    @property
+    def verdicts(self) -> list[tuple[Published, str]]:
+        """Every published number with how ours compares."""
+        return [(number, self._verdict(number)) for number in self.published]
+
+    def _verdict(self, number: Published) -> str:
+        if self.short:
+            return "short"
+        if self.summary is None or self.summary["ci95"] is None:
+            return "no interval"
+        low, high = self.summary["ci95"]
+        return "within" if low <= number.mean <= high else "above" if low > number.mean else "below"
+
+    @property
+    def curve(self) -> list[tuple[int, float, float, float]]:
+        """Update, mean score over seeds, and the least and the largest one."""
+        by_step: dict[int, list[float]] = {}
+        for record in self.records:
+            for step, score in record["outcome"]["curve"]:
+                by_step.setdefault(step, []).append(score)
+        return [
+            (step, float(np.mean(found)), min(found), max(found))
+            for step, found in sorted(by_step.items())
+        ]
+
+    @property
+    def behaviour(self) -> float | None:
+        """Mean score of the logged episodes."""
+        return next((r["outcome"]["behaviour_score"] for r in self.records), None)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that updates took, those of seeds trained together counted once."""
+        programs = {tuple(r["run"]["together"]): r["run"]["seconds"] for r in self.records}
+        return float(sum(programs.values()))
+
+    @property
+    def hours(self) -> dict[str, float | None]:
+        """Device hours: measured, at full length, and what the paper's time per update gives."""
+        measured, paper = self.seconds / 3600, paper_costs()["algorithms"].get(self.group.algo)
+        theirs = None
+        if paper is not None:
+            theirs = paper["train_ms"] * self.place.full_steps * len(self.records) / 3.6e6
+        full = measured * self.place.full_steps / self.steps
+        return {"measured": measured, "full": full, "paper": theirs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One suite: methods × tasks."""
+
+    suite: Suite
+    rows: tuple[tuple[str, str], ...]  # id and name of every method
+    tasks: tuple[str, ...]
+    cells: dict[tuple[str, str], TableCell]  # by id of the method, and task
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where the published numbers beside ours are from, and how that is cited."""
+        used = dict.fromkeys(n.source for cell in self.cells.values() for n in cell.published)
+        return {name: citations()[name] for name in used}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is to be said about published numbers."""
+        return remarks(self.suite.id, self.sources)
+
+    @cached_property
+    def caption(self) -> str:
+        """What the numbers are: seeds, episodes, updates."""
+        scored = [cell for cell in self.cells.values() if cell.scores]
+        return (
+            "Final scores, D4RL-normalised: mean ± half of Student's 95 % interval over seeds; "
+            f"{_span(len(cell.scores) for cell in scored)} seeds × "
+            f"{_span(cell.episodes for cell in scored)} episodes, "
+            f"{_span(cell.steps for cell in scored)} updates."
+        )
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, list[float]]]:
+        """Scores by method and task, on the tasks that all methods with a score have."""
+        by_row = {
+            row: {task: self.cells[row, task].scores for task in self.tasks if self._has(row, task)}
+            for row, _ in self.rows
+        }
+        scored = {row: found for row, found in by_row.items() if found}
+        common = [task for task in self.tasks if all(task in found for found in scored.values())]
+        return {row: {task: found[task] for task in common} for row, found in scored.items()}
+
+    def _has(self, row: str, task: str) -> bool:
+        return (row, task) in self.cells and bool(self.cells[row, task].scores)
+
+    @property
+    def common(self) -> list[str]:
+        """The tasks that aggregates are over."""
+        return list(next(iter(self.scores.values()), {}))
+
+    @cached_property
+    def iqm(self) -> dict[str, Interval]:
+        """Interquartile mean of every method over the common tasks."""
+        return {row: aggregate(found) for row, found in self.scores.items() if found}
+
+    def mean_of(self, row: str) -> float | None:
+        """Mean over the common tasks of the means over seeds."""
+        found = self.scores.get(row, {})
+        return float(np.mean([np.mean(values) for values in found.values()])) if found else None
+
+    def published_mean(self, row: str) -> float | None:
+        """The paper's mean over the same tasks, where it has all of them."""
+        firsts = [published(self.suite.id, row, task)[:1] for task in self.common]
+        found = [first[0].mean for first in firsts if first]
+        return float(np.mean(found)) if found and len(found) == len(firsts) else None
+
+    @cached_property
+    def improvement(self) -> dict[tuple[str, str], Interval]:
+        """P(a run of the first scores above one of the second) for every pair of methods."""
+        found: dict[tuple[str, str], Interval] = {}
+        rows = list(self.iqm)
+        for i, first in enumerate(rows):
+            for second in rows[i + 1 :]:
+                one = probability_of_improvement(
+                    self.scores[first], self.scores[second], samples=PAIRS
+                )
+                found[first, second] = one
+                found[second, first] = Interval(
+                    value=1 - one["value"], low=1 - one["high"], high=1 - one["low"]
+                )
+        return found
+
+    @cached_property
+    def profile(self) -> tuple[list[float], dict[str, list[float]]]:
+        """Thresholds, and the share of runs of every method above each."""
+        every = [x for found in self.scores.values() for values in found.values() for x in values]
+        if not every:
+            return [], {}
+        limits = np.linspace(min(0.0, *every), max(every), THRESHOLDS)
+        shares = {row: performance_profile(self.scores[row], limits) for row in self.iqm}
+        return limits.tolist(), {row: share.tolist() for row, share in shares.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a folder holds, ready to be written."""
+
+    tables: tuple[Table, ...]
+    failures: tuple[tuple[str, str], ...]  # what, and why
+    unfinished: tuple[tuple[str, int, int], ...]  # what, finished, wanted
+    superseded: tuple[str, ...]  # groups that a longer one stands for
+    notes: tuple[str, ...]
+
+    def cells(self) -> list[TableCell]:
+        """Every cell of every table."""
+        return [cell for table in self.tables for cell in table.cells.values()]
+
+    def counts(self) -> dict[str, int]:
+        """How much there is."""
+        records = {(c.group.key, r["cell"]["seed"]) for c in self.cells() for r in c.records}
+        return {
+            "suites": len(self.tables),
+            "cells": len(records),
+            "failures": len(self.failures),
+            "misses": len(self.misses()),
+        }
+
+    def misses(self) -> list[tuple[TableCell, Published]]:
+        """Full-length cells whose interval lies below the first published number."""
+        found = [(cell, cell.verdicts[0]) for cell in self.cells() if cell.verdicts]
+        return [(cell, number) for cell, (number, verdict) in found if verdict == "below"]
+
+
+def gather(folder: BenchFolder) -> Report:
+    """Read a folder; what is damaged is said and left out."""
+    groups, notes = folder.groups()
+    places: dict[tuple[str, str, str], list[TableCell]] = {}
+    failures, unfinished = [], []
+    for group in groups:
+        records, wrong = folder.records(group)
+        notes += [f"{group.label}: {reason}; run its suite again." for reason in wrong.values()]
+        if len(records) < len(group.seeds):
+            unfinished.append((group.label, len(records), len(group.seeds)))
+            if (failure := folder.failure(group)) is not None:
+                failures.append((group.label, str(failure["error"])))
+        if records:
+            ordered = tuple(records[seed] for seed in sorted(records))
+            for place in group.asked:
+                numbers = published(place.suite, place.row, place.task)
+                cell = TableCell(group=group, place=place, records=ordered, published=numbers)
+                places.setdefault((place.suite, place.row, place.task), []).append(cell)
+    chosen = {key: max(cells, key=_weight) for key, cells in places.items()}
+    left = [c for key, cells in places.items() for c in cells if c is not chosen[key]]
+    superseded = [
+        f"{c.place.name} on {c.place.task}, {c.steps:,} updates, preset {c.group.preset}, data "
+        f"{c.group.data_hash[:8]}, group {c.group.key[:8]}"
+        for c in left
+    ]
+    tables = [_table(name, chosen) for name in dict.fromkeys(key[0] for key in chosen)]
+    order = list(suites())
+    tables.sort(key=lambda t: order.index(t.suite.id) if t.suite.id in order else len(order))
+    return Report(
+        tables=tuple(tables),
+        failures=tuple(failures),
+        unfinished=tuple(unfinished),
+        superseded=tuple(sorted(superseded)),
+        notes=tuple(notes) + tuple(_unequal(tables)),
+    )
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write a page (.html) or tables (.md, .tex), whole or not at all."""
+    from icql.bench import report_html, report_text
+
+    writers = {
+        ".html": report_html.page,
+        ".md": report_text.markdown,
+        ".tex": report_text.latex,
+    }
+    text = writers[path.suffix](report)
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _weight(cell: TableCell) -> tuple[int, str]:
+    """Of several groups in one place of a table the longest counts, then the newest."""
+    return cell.steps, max(record["run"]["time"] for record in cell.records)
+
+
+def _table(name: str, chosen: dict[tuple[str, str, str], TableCell]) -> Table:
+    suite = suites().get(name) or Suite(id=name, title=name)
+    cells = {(row, task): cell for (of, row, task), cell in chosen.items() if of == name}
+    names = {row: cell.place.name for (row, _), cell in cells.items()}
+    rows = _ordered(names, [row.id for row in suite.rows])
+    tasks = _ordered({task for _, task in cells}, suite.tasks)
+    return Table(
+        suite=suite,
+        rows=tuple((row, names[row]) for row in rows),
+        tasks=tuple(tasks),
+        cells=cells,
+    )
+
+
+def _ordered(found: Iterable[str], order: Sequence[str]) -> list[str]:
+    """As in `order`; what is not in it comes last, by name."""
+    places = {name: place for place, name in enumerate(order)}
+    return sorted(found, key=lambda name: (places.get(name, len(places)), name))
+
+
+def _unequal(tables: Iterable[Table]) -> list[str]:
+    """What keeps the numbers of a table from being compared as they stand."""
+    notes = []
+    for table in tables:
+        cells = [cell for cell in table.cells.values() if cell.scores]
+        for what, found in (
+            ("numbers of episodes", {cell.episodes for cell in cells}),
+            ("numbers of seeds", {len(cell.scores) for cell in cells}),
+            ("presets", {cell.group.preset for cell in cells}),
+            ("versions", {_versions(r) for cell in cells for r in cell.records}),
+        ):
+            if len(found) > 1:
+                notes.append(f"{table.suite.id}: its cells have different {what}.")
+        for task in table.tasks:
+            if len({cell.group.data_hash for cell in cells if cell.place.task == task}) > 1:
+                notes.append(f"{table.suite.id}: its cells of {task} have different data.")
+        if any(len(cell.scores) == 1 for cell in cells):
+            notes.append(f"{table.suite.id}: a single seed has no interval.")
+        if missing := [task for task in table.tasks if task not in table.common]:
+            said = ", ".join(missing)
+            notes.append(f"{table.suite.id}: not all methods have {said}: aggregates are without.")
+    return notes
+
+
+def _versions(record: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in record["run"]["versions"].items())
+
+
+def _span(numbers: Iterable[int]) -> str:
+    found = sorted(set(numbers))
+    if not found:
+        return "0"
+    return f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"

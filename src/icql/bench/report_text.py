@@ -1,0 +1,129 @@
+"""The report's tables for documents: Markdown and LaTeX (booktabs), from the same data."""
+
+from __future__ import annotations
+
+from icql.bench.report import Report, Table, TableCell
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "–": "--",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
+
+
+def markdown(report: Report) -> str:
+    """Every table with its aggregates, then misses, failures and notes."""
+    parts = ["# Benchmark report", *(_section(table) for table in report.tables)]
+    misses = [
+        f"- {_plain(cell.place.name)} on {_plain(cell.place.task)} ({cell.place.suite}): "
+        f"{_short_score(cell)}, {number.source} {number.mean:.1f} ({number.kind})"
+        for cell, number in report.misses()
+    ]
+    failures = [f"- {_plain(what)}: {_plain(why)}" for what, why in report.failures]
+    notes = [f"- {_plain(note)}" for note in report.notes]
+    notes += [f"- {_plain(what)}: {n} of {of} seeds" for what, n, of in report.unfinished]
+    for title, lines in (("Misses", misses), ("Failures", failures), ("Notes", notes)):
+        if lines:
+            parts.append(f"## {title}\n\n" + "\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(table: Table) -> str:
+    suite = table.suite
+    where = f" ({suite.paper} of the paper)" if suite.paper else ""
+    lines = [f"## {_plain(suite.title)}{where}", "", table.caption, ""]
+    lines += ["| task | method | ours | updates | published |", "|---|---|---|---|---|"]
+    for task in table.tasks:
+        for row, name in table.rows:
+            cell = table.cells.get((row, task))
+            if cell is not None:
+                short = ", short" if cell.short else ""
+                lines.append(
+                    f"| {_plain(task)} | {_plain(name)} | {_short_score(cell)} | "
+                    f"{cell.steps:,}{short} | {_plain(_beside(cell)) or '–'} |"
+                )
+    if table.iqm:
+        over = f"Over {len(table.common)} common tasks, 95 % by a bootstrap stratified by task:"
+        lines += ["", over, "", "| method | IQM | mean | paper's mean |", "|---|---|---|---|"]
+        for row, name in table.rows:
+            if (one := table.iqm.get(row)) is not None:
+                iqm = f"{one['value']:.1f} ({one['low']:.1f} to {one['high']:.1f})"
+                means = (table.mean_of(row), table.published_mean(row))
+                said = " | ".join("–" if mean is None else f"{mean:.1f}" for mean in means)
+                lines.append(f"| {_plain(name)} | {iqm} | {said} |")
+    cites = [f"{name}: {cite}." for name, cite in table.sources.items()]
+    return "\n".join(lines) + "".join(f"\n\n{line}" for line in (*cites, *table.remarks))
+
+
+def latex(report: Report) -> str:
+    """One `table` for each suite: tasks down, methods across, the first published number below."""
+    return "\n\n".join(_latex_table(table) for table in report.tables) + "\n"
+
+
+def _latex_table(table: Table) -> str:
+    head = " & ".join(["Task", *(_tex(name) for _, name in table.rows)])
+    lines = []
+    for task in table.tasks:
+        cells = [table.cells.get((row, task)) for row, _ in table.rows]
+        ours = " & ".join("--" if cell is None else _tex(_short_score(cell)) for cell in cells)
+        lines.append(f"{_tex(task)} & {ours} \\\\")
+        firsts = [cell.verdicts[:1] if cell is not None else [] for cell in cells]
+        if any(firsts):
+            theirs = [
+                _tex(f"({found[0][0].mean:.1f}, {found[0][1]})") if found else ""
+                for found in firsts
+            ]
+            lines.append(f" & {' & '.join(theirs)} \\\\")
+    caption = table.caption
+    if any(cell.published for cell in table.cells.values()):
+        caption += " In brackets the first published number, and how our interval lies to it."
+    if any(cell.short for cell in table.cells.values()):
+        caption += " *: short, fewer updates than the preset."
+    body = "\n".join(lines)
+    return (
+        "\\begin{table}[htbp]\n\\centering\\small\n"
+        f"\\caption{{{_tex(table.suite.title)}. {_tex(caption)}}}\n"
+        f"\\label{{tab:icql-{table.suite.id}}}\n"
+        f"\\begin{{tabular}}{{@{{}}l{'r' * len(table.rows)}@{{}}}}\n\\toprule\n{head} \\\\ "
+        f"\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}"
+    )
+
+
+def _short_score(cell: TableCell) -> str:
+    if cell.summary is None:
+        return "–"
+    half = "" if cell.half is None else f" ± {cell.half:.1f}"
+    return f"{cell.summary['mean']:.1f}{half}{'*' if cell.short else ''}"
+
+
+def _beside(cell: TableCell) -> str:
+    return "; ".join(
+        f"{number.source} {number.mean:.1f}"
+        + ("" if number.kind == "run" else f" ({number.kind})")
+        + f": {verdict}"
+        for number, verdict in cell.verdicts
+    )
+
+
+def _plain(text: str) -> str:
+    """Text that stays one cell of one line, and no markup."""
+    clean = " ".join(text.split())
+    for sign in ("\\", "|", "<", "*", "_", "`", "["):
+        clean = clean.replace(sign, f"\\{sign}")
+    return clean
+
+
+def _tex(text: str) -> str:
+    return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))

@@ -1,0 +1,365 @@
+"""Runs suites, and never loses work: finished cells stay, killed runs go on, failures are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from icql.algos.presets import resolve_preset
+from icql.bench.locks import held, holder
+from icql.bench.records import (
+    Asked,
+    BenchFolder,
+    CellGroup,
+    Damaged,
+    plain,
+    read_sealed,
+    write_sealed,
+)
+from icql.bench.suites import Row, Suite
+from icql.data.datasets import EMBEDDED, examine, find_d4rl
+from icql.data.tasks import get_task
+from icql.errors import UserError
+from icql.files import read_json
+from icql.progress import Display
+from icql.training.plan import Plan
+from icql.training.run_folder import RunFolder
+
+KEPT = 8  # groups whose compiled programs are kept: small ones are shared
+WAIT = 2.0  # seconds between two looks at groups that other processes hold
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is wanted of a suite; a task is one of the table, or task@data for one's own data."""
+
+    suite: Suite
+    tasks: tuple[str, ...] = ()  # none: the suite's
+    algos: tuple[str, ...] = ()  # none: all rows
+    datasets: Mapping[str, str] = field(default_factory=dict)  # where the data of a task is
+    preset: str | None = None  # the suite's, if none
+    seeds: int = 5
+    seed: int = 0  # the first
+    run: Mapping[str, Any] = field(default_factory=dict)  # changes of run settings
+
+    def groups(self) -> list[CellGroup]:
+        """Everything that is wanted, once it is known that all of it can be run.
+
+        Raises:
+            UserError: something is unknown or does not fit, or data is missing; all of it at once.
+        """
+        suite = self.suite.runnable()
+        tasks = tuple(dict.fromkeys(self.tasks)) or suite.tasks
+        if unused := sorted(set(self.datasets) - set(tasks)):
+            raise UserError(
+                f"no task {', '.join(unused)} is run.", where="--dataset", fix="Add it to --tasks."
+            )
+        data = self._data(tasks)
+        pairs = [(task, row) for task in tasks for row in suite.chosen(self.algos)]
+        plans = [self._plan(task, row, data[task]) for task, row in pairs]
+        hashes = {task: _content_hash(task, data[task]) for task in tasks}
+        groups: dict[str, CellGroup] = {}
+        for (task, row), plan in zip(pairs, plans, strict=True):
+            group = self._group(task, row, plan, hashes[task])
+            same = groups.get(group.key)
+            groups[group.key] = group if same is None else same.joined(group)
+        return list(groups.values())
+
+    def _data(self, tasks: Iterable[str]) -> dict[str, str]:
+        """Where the data of every task is."""
+        found, fetched, others = dict[str, str](), list[str](), list[str]()
+        for task in tasks:
+            table = get_task(task.partition("@")[0])
+            own = table.name == task
+            if task in self.datasets:
+                found[task] = self.datasets[task]
+            elif task in EMBEDDED or (own and find_d4rl(task) is not None):
+                found[task] = task
+            else:
+                (fetched if own and table.d4rl_file is not None else others).append(task)
+        if missing := fetched + others:
+            ways = [f"Fetch it: icql data fetch {fetched[0]}, and so on."] if fetched else []
+            ways += [f"Say where it is: --dataset {task}=FILE" for task in others[:1]]
+            ways += ["or collect some: icql data collect --help."] if others else []
+            here = " ".join(found) or EMBEDDED[0]
+            raise UserError(
+                f"there is no data of {', '.join(missing)}.",
+                where="icql bench run",
+                fix=f"{' '.join(ways)} ICQL_D4RL_DIR may name the folder that holds D4RL's files. "
+                f"To run what is here alone: --tasks {here}",
+            )
+        return found
+
+    def _plan(self, task: str, row: Row, dataset: str) -> Plan:
+        plan = Plan.make(
+            row.algo,
+            task=task.partition("@")[0],
+            dataset=dataset,
+            preset=self.preset or self.suite.preset,
+        )
+        return plan.asked(
+            seed=self.seed, seeds=self.seeds, settings=row.settings, run=dict(self.run)
+        )
+
+    def _group(self, task: str, row: Row, plan: Plan, data_hash: str) -> CellGroup:
+        full = resolve_preset(row.algo, self.suite.preset, plan.task).run.steps
+        return CellGroup(
+            algo=plan.algo,
+            task=str(plan.task),
+            data_hash=data_hash,
+            settings=plain(dataclasses.asdict(plan.settings)),
+            run=plain(dataclasses.asdict(plan.run)),
+            preset=plan.preset,
+            dataset=plan.dataset,
+            changes=plain(dict(row.settings)),
+            seeds=plan.seeds,
+            asked=(Asked(self.suite.id, row.id, row.name, task, full),),
+        )
+
+
+def _content_hash(task: str, dataset: str) -> str:
+    findings, _ = examine(dataset, task=task.partition("@")[0])
+    return findings.usable(dataset).content_hash()
+
+
+def run_suite(request: Request, out: Path, display: Display) -> dict[str, Any]:
+    """Run what is not finished yet of a suite; returns how many cells are, and what failed.
+
+    Raises:
+        UserError: nothing was begun, because not all of it can be run.
+    """
+    groups = request.groups()
+    folder = BenchFolder.make(out)
+    for group in groups:
+        folder.ask(group)
+    before = sum(len(folder.records(group)[0]) for group in groups)
+    run_groups(folder, groups, display)
+    left = [group for group in groups if not _done(folder, group)]
+    failed = [(group, failure) for group in left if (failure := folder.failure(group))]
+    return {
+        "suite": request.suite.id,
+        "folder": str(out),
+        "cells": sum(len(group.seeds) for group in groups),
+        "finished": sum(len(folder.records(group)[0]) for group in groups),
+        "found_finished": before,
+        "failed": [
+            {"group": group.key, "what": group.label, "error": failure["error"]}
+            for group, failure in failed
+        ],
+    }
+
+
+def run_groups(folder: BenchFolder, groups: Iterable[CellGroup], display: Display) -> None:
+    """Run every group that nobody else runs; wait for, or take over, those of other processes."""
+    left, began = list(enumerate(groups, start=1)), _now()
+    total, awaited = len(left), set[str]()
+    while left:
+        others = []
+        for number, group in left:
+            if _done(folder, group):
+                continue
+            failure = folder.failure(group) if group.key in awaited else None
+            if failure is not None and failure.get("time", "") >= began:
+                continue  # the other process tried it just now
+            with held(folder.lock_path(group.key)) as mine:
+                if mine:
+                    display.say(f"[{number}/{total}] {group.label}")
+                    settle(folder, group, display)
+                    if number % KEPT == 0:
+                        _forget_programs()
+                else:
+                    others.append((number, group))
+        for _, group in others:
+            if group.key not in awaited:
+                who = holder(folder.lock_path(group.key)) or "another process"
+                display.say(f"waiting: {group.label} is run by {who}")
+                awaited.add(group.key)
+        if others and len(others) == len(left):
+            time.sleep(WAIT)
+        left = others
+
+
+def _done(folder: BenchFolder, group: CellGroup) -> bool:
+    return len(folder.records(group)[0]) == len(group.seeds)
+
+
+def settle(folder: BenchFolder, group: CellGroup, display: Display) -> None:
+    """Finish every cell of a group that is not, or write down why that failed."""
+    found, wrong = folder.records(group)
+    for reason in wrong.values():
+        display.say(f"warning: {reason}: it is made again")
+    try:
+        for seeds in spans(folder, group, [s for s in group.seeds if s not in found]):
+            train_cells(folder, group, seeds, display)
+    except Exception as error:  # whatever it is, it is recorded, and the other groups go on
+        failure = {
+            "error": str(error) or type(error).__name__,
+            "kind": type(error).__name__,
+            "trace": traceback.format_exc(limit=-8),
+            "time": _now(),
+        }
+        write_sealed(folder.failure_path(group.key), failure)
+        display.say(f"failed: {group.label}: {failure['error']}")
+    else:
+        folder.failure_path(group.key).unlink(missing_ok=True)
+
+
+def spans(folder: BenchFolder, group: CellGroup, missing: list[int]) -> Iterator[range]:
+    """Seeds to train together: those of runs that were begun, then what is left, in a row."""
+    left = set(missing)
+    for seeds, _ in folder.begun(group.key):
+        if left & set(seeds):
+            yield seeds
+            left -= set(seeds)
+    while left:
+        first = last = min(left)
+        while last + 1 in left:
+            last += 1
+        yield range(first, last + 1)
+        left -= set(range(first, last + 1))
+
+
+def train_cells(folder: BenchFolder, group: CellGroup, seeds: range, display: Display) -> None:
+    """Train these seeds side by side, or go on with that; write a record for each."""
+    plan = Plan.make(group.algo, task=group.task, dataset=group.dataset, preset=group.preset)
+    plan = plan.asked(seed=seeds[0], seeds=len(seeds), settings=group.settings, run=dict(group.run))
+    out = folder.runs_path(group.key) / f"{seeds[0]}-{seeds[-1]}"
+    begin = time.perf_counter()
+    result = _finished(out)
+    if result is None:
+        result = _trained(plan, out, display)
+    run = RunFolder.open(out)
+    if result["data_hash"] != group.data_hash:
+        raise UserError("the data changed after the run was begun.", where=group.dataset)
+    shared = {
+        "together": list(seeds),
+        "preset": group.preset,
+        "dataset": Path(group.dataset).name,
+        "resumed_at": _resumes(out),
+        "seconds": update_seconds(run.rows(), _resumes(out)),
+        "updates_per_second": result["updates_per_second"],
+        "last_wall_seconds": round(time.perf_counter() - begin, 3),  # since the last kill
+        "versions": run.manifest["versions"],
+        "time": _now(),
+    }
+    evaluations = [r for r in run.rows() if r["kind"] == "evaluation" and "score" in r]
+    there, _ = folder.records(dataclasses.replace(group, seeds=tuple(seeds)))
+    for place, seed in enumerate(seeds):
+        if seed in there:  # a finished cell is never written again
+            continue
+        outcome = _outcome(result, evaluations, place)
+        folder.write_record(group, seed, {"outcome": outcome, "run": shared})
+
+
+def _trained(plan: Plan, out: Path, display: Display) -> dict[str, Any]:
+    """Train in `out`, from its last checkpoint if it has one; a folder of no use is set aside."""
+    from icql.training.trainer import run_training
+
+    resumed = _begun(plan, out, display)
+    if resumed is not None:
+        _note_resume(out)
+        try:
+            return run_training(resumed, out=out, resume=True, display=display)
+        except UserError as error:
+            if error.where != str(out / "checkpoints"):
+                raise  # the training's own failure, not that of what was saved
+            _set_aside(out, error, display)
+    return run_training(plan, out=out, resume=False, display=display)
+
+
+def _begun(plan: Plan, out: Path, display: Display) -> Plan | None:
+    """The plan to go on with in `out`; None where there is nothing to go on with."""
+    if not out.exists():
+        return None
+    try:
+        return Plan.read(RunFolder.open(out)).resumed(plan)
+    except UserError as error:
+        _set_aside(out, error, display)
+        return None
+
+
+def _set_aside(out: Path, error: UserError, display: Display) -> None:
+    """Move a folder that cannot be gone on with out of the way; nothing is deleted."""
+    aside = out.with_name(f"{out.name}.aside.{time.time_ns()}")
+    out.rename(aside)
+    _resumes_path(out).unlink(missing_ok=True)
+    display.say(f"warning: {error} It is {aside.name} now, and the run begins anew.")
+
+
+def _finished(out: Path) -> dict[str, Any] | None:
+    """What a finished run says."""
+    path = RunFolder(out).result_path
+    if not path.is_file():
+        return None
+    try:
+        return dict(read_json(path))
+    except (UserError, TypeError, ValueError):
+        return None
+
+
+def _outcome(
+    result: Mapping[str, Any], evaluations: list[dict[str, Any]], place: int
+) -> dict[str, Any]:
+    """What decides nothing but follows from the cell: the final score, and the best apart."""
+    curve = [[row["step"], row["score"][place]] for row in evaluations]
+    best = max(curve, key=lambda point: point[1]) if curve else None
+    return {
+        "score": curve[-1][1] if curve else None,
+        "returns": evaluations[-1]["returns"][place] if curve else [],
+        "best": None if best is None else {"step": best[0], "score": best[1]},
+        "curve": curve,
+        "behaviour_score": result["behaviour_score"],
+        "warnings": result["warnings"],
+        "parameter_hash": result["parameter_hash"],  # of all seeds that were trained together
+    }
+
+
+def update_seconds(rows: Iterable[Mapping[str, Any]], resumed_at: Iterable[int]) -> float:
+    """Seconds that updates took; the clock of the rows starts anew wherever a run was resumed."""
+    marks, total, last = sorted(resumed_at), 0.0, 0.0
+    for row in rows:
+        if row["kind"] != "train":
+            continue
+        while marks and row["step"] > marks[0]:
+            total, last = total + last, 0.0
+            marks.pop(0)
+        last = row["seconds"]
+    return round(total + last, 3)
+
+
+def _resumes(out: Path) -> list[int]:
+    """The updates after which a run was resumed."""
+    try:
+        return list((read_sealed(_resumes_path(out)) or {"steps": []})["steps"])
+    except Damaged:
+        return []  # times alone follow from it
+
+
+def _note_resume(out: Path) -> None:
+    """Write down that a run goes on from its last checkpoint."""
+    steps = [int(path.name) for path in (out / "checkpoints").glob("*") if path.name.isdigit()]
+    last = max(steps, default=0)
+    before = [step for step in _resumes(out) if step < last]
+    write_sealed(_resumes_path(out), {"steps": [*before, last] if last else []})
+
+
+def _resumes_path(out: Path) -> Path:
+    return out.with_name(f"{out.name}.resumed.json")
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _forget_programs() -> None:
+    """Free what was compiled: the programs of hundreds of groups would fill the memory."""
+    import jax
+
+    jax.clear_caches()
+    gc.collect()

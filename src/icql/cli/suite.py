@@ -1,0 +1,176 @@
+"""`icql bench list`, `run`, `status` and `report`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from icql.algos.presets import PresetName
+from icql.cli.options import Flag, Options, Result
+from icql.errors import PartlyFailed, UserError
+from icql.progress import Display
+from icql.settings.run import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListSuites(Options):
+    """List the suites: the tables and figures of the paper, and some of our own.
+
+    A suite is rows (algorithms with changed settings) × tasks under a preset. Suites that are no
+    tables of scores name the command that makes them.
+    """
+
+    def execute(self) -> Result:
+        """Show them."""
+        from icql.bench.suites import suites
+
+        for suite in suites().values():
+            self.say(f"{suite.id:<15}{suite.title}  [{suite.paper or 'our own'}]")
+            if suite.command:
+                self.say(f"{'':<15}made by: {suite.command}")
+            else:
+                rows = ", ".join(row.id for row in suite.rows)
+                self.say(f"{'':<15}{len(suite.tasks)} tasks, preset {suite.preset}: {rows}")
+        return {"suites": [suite.described() for suite in suites().values()]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSuite(Options):
+    """Run what is not finished yet of a suite.
+
+    Every cell (algorithm × task × settings × seed) leaves a record in --out; finished cells are
+    never run again, by whatever suite they are asked for. After a kill the same command goes on, in
+    the middle of a training too. Several of these may work on one folder at a time. A failing group
+    is recorded with its error and the others go on; the exit code is 1 then, and the same command
+    tries it again.
+    """
+
+    suite: tyro.conf.Positional[str]
+    """A suite of 'icql bench list'."""
+    tasks: tuple[str, ...] = ()
+    """Tasks instead of the suite's own: any with data at hand, hopper-mini among them, and
+    task@name for data of one's own, e.g. hopper@mine with --dataset hopper@mine=FILE."""
+    algos: tuple[str, ...] = ()
+    """Rows of the suite, by id or algorithm; other algorithms are added (none given: all rows)."""
+    preset: PresetName | None = None
+    """Whose settings, instead of the suite's preset."""
+    seeds: int = 5
+    """Seeds of every cell, trained side by side."""
+    seed: int = 0
+    """The first seed."""
+    steps: int | None = None
+    """Updates instead of the preset's; fewer are marked short in reports."""
+    episodes: int | None = None
+    """Episodes per evaluation and seed instead of the preset's."""
+    evaluate_every: int | None = None
+    """Updates between evaluations instead of the preset's."""
+    precision: Precision | None = None
+    """Of the matrix products of training, instead of the preset's (see 'icql train --help')."""
+    dataset: tuple[str, ...] = ()
+    """Where the data of tasks is, each as TASK=FILE."""
+    out: Path = Path("bench")
+    """Benchmark folder to make or to go on with."""
+    quiet: Flag = False
+    """Show no progress."""
+
+    def execute(self) -> Result:
+        """Run and say what is finished and what failed."""
+        from icql.bench.runner import Request, run_suite
+        from icql.bench.suites import get_suite
+
+        asked = {
+            "steps": self.steps,
+            "episodes": self.episodes,
+            "evaluate_every": self.evaluate_every,
+            "precision": self.precision,
+        }
+        request = Request(
+            suite=get_suite(self.suite),
+            tasks=self.tasks,
+            algos=self.algos,
+            datasets=dict(map(_place, self.dataset)),
+            preset=self.preset,
+            seeds=self.seeds,
+            seed=self.seed,
+            run={name: value for name, value in asked.items() if value is not None},
+        )
+        try:
+            result = run_suite(request, self.out, Display(quiet=self.quiet))
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("The same command goes on.") from None
+        done = f"{result['finished']} of {result['cells']} cells are finished"
+        self.say(f"{done}, {result['found_finished']} of them before")
+        self.say(f"next    icql bench report {self.out} --out {self.out}.html")
+        if failed := result["failed"]:
+            lines = "".join(f"\n  {one['what']}: {one['error']}" for one in failed)
+            message = f"{len(failed)} groups failed; the same command tries them again.{lines}"
+            raise PartlyFailed(message, result)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status(Options):
+    """Say how far a benchmark folder has come."""
+
+    folder: tyro.conf.Positional[Path]
+    """Folder of 'icql bench run'."""
+
+    def execute(self) -> Result:
+        """Look and show."""
+        from icql.bench.records import BenchFolder
+        from icql.bench.status import status
+
+        result = status(BenchFolder.open(self.folder))
+        for row in result["groups"]:
+            line = f"{row['state']:<8} {row['finished']}/{row['cells']} seeds  {row['what']}"
+            if row["state"] != "done":
+                line += f"  update {row['step']:,} of {row['steps']:,}"
+            self.say(line + (f"  {row['holder']}" if row["holder"] else ""))
+            if row["error"]:
+                self.say(f"{'':<9}{row['error']}")
+        for reason in result["damaged"]:
+            self.say(f"damaged  {reason}")
+        self.say(f"{result['finished']} of {result['cells']} cells are finished")
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteReport(Options):
+    """Write what was run beside what is published: a page, or tables for documents.
+
+    .html: one page that needs nothing else; .md: Markdown; .tex: LaTeX (booktabs).
+    """
+
+    folder: tyro.conf.Positional[Path]
+    """Folder of 'icql bench run'."""
+    out: Path
+    """File to write: .html, .md or .tex."""
+
+    def execute(self) -> Result:
+        """Gather and write."""
+        from icql.bench.records import BenchFolder
+        from icql.bench.report import gather, write_report
+
+        if self.out.suffix not in (".html", ".md", ".tex"):
+            raise UserError(
+                f"{self.out.suffix or 'no suffix'} is no kind of report.",
+                where=f"--out {self.out}",
+                fix="Name a file .html, .md or .tex.",
+            )
+        report = gather(BenchFolder.open(self.folder))
+        write_report(report, self.out)
+        result = {"report": str(self.out), **report.counts()}
+        self.say(f"report  {self.out} ({result['cells']} cells of {result['suites']} suites)")
+        for line in report.notes:
+            self.say(f"note: {line}")
+        return result
+
+
+def _place(item: str) -> tuple[str, str]:
+    """Read TASK=FILE."""
+    task, equals, path = item.partition("=")
+    if not (equals and task and path):
+        raise UserError(f"{item!r} is not TASK=FILE.", where="--dataset")
+    return task, path

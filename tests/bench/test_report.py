@@ -1,0 +1,323 @@
+"""The report: whole, small, offline, escaped, sorted; verdicts by arithmetic of another hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib import resources
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from icql.bench.records import Asked, BenchFolder, CellGroup, write_sealed
+from icql.bench.report import Report, gather, write_report
+from icql.bench.svg import ticks
+from icql.cli import main
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "report_speed.py"
+VOID = {"meta", "br", "line", "circle", "rect", "polyline"}  # of what the page uses
+NASTY = "<script>alert('x')</script> & \"quotes\""
+
+
+def made_up() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("report_speed", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["report_speed"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Page(HTMLParser):
+    """Checks that elements are closed in order; collects them, their attributes and text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID or tag in ("polyline", "circle"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        if self.open[-1] != tag and self.open[-1] in VOID:
+            self.open.pop()
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.tags)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> BenchFolder:
+    return made_up().made_up_folder(tmp_path_factory.mktemp("large") / "bench", seeds=10)
+
+
+@pytest.fixture(scope="module")
+def report(large: BenchFolder) -> Report:
+    return gather(large)
+
+
+@pytest.fixture(scope="module")
+def html(report: Report, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_report(report, path)
+    assert path.stat().st_size < 5e6
+    return path.read_text()
+
+
+def test_two_thousand_cells_make_one_whole_page(report, html):
+    assert report.counts()["cells"] >= 2000
+    page = Page(html)
+    assert page.count("html") == page.count("body") == page.count("script") == 1
+    assert page.count("svg") == 18 + 12 + 2 * 2  # curves of both suites, IQM and profile of each
+    assert page.count("table") == 2 * 2 + 2  # scores and improvement of each, misses, cost
+    viewport = [attrs for tag, attrs in page.tags if attrs.get("name") == "viewport"]
+    assert viewport
+    assert "prefers-color-scheme:dark" in html
+
+
+def test_nothing_comes_from_elsewhere(html):
+    page = Page(html)
+    for _, attrs in page.tags:
+        assert not {"src", "srcset", "data", "xlink:href"} & attrs.keys()
+        assert str(attrs.get("href", "#")).startswith("#")
+    for word in ("@import", "url(", "http://", "https://", "fetch(", "XMLHttp"):
+        assert word not in html
+    anchors = {attrs["href"] for tag, attrs in page.tags if tag == "a"}
+    ids = {f"#{attrs['id']}" for _, attrs in page.tags if "id" in attrs}
+    assert anchors <= ids
+
+
+def test_captions_say_seeds_and_episodes(report, html):
+    for table in report.tables:
+        assert "10 seeds × 10" in table.caption
+    captions = html.split("<caption>")[1:]
+    assert sum("10 seeds × 10" in part.partition("</caption>")[0] for part in captions) == 4
+
+
+def test_verdicts_and_misses_by_scipy(report):
+    (table,) = [t for t in report.tables if t.suite.id == "extended"]
+    seen, below = set(), 0
+    for cell in table.cells.values():
+        n = len(cell.scores)
+        low, high = stats.t.interval(0.95, n - 1, np.mean(cell.scores), stats.sem(cell.scores))
+        number, verdict = cell.verdicts[0]
+        right = (
+            "within" if low <= number.mean <= high else "above" if low > number.mean else "below"
+        )
+        assert verdict == right
+        seen.add(verdict)
+        below += verdict == "below"
+    assert seen == {"within", "above", "below"}
+    assert len([cell for cell, _ in report.misses() if cell.place.suite == "extended"]) == below
+
+
+def test_aggregates_are_over_the_tasks_of_all(tmp_path):
+    folder = made_up().made_up_folder(tmp_path / "bench", suites=("td3bc",), seeds=3)
+    groups, _ = folder.groups()
+    gone = next(g for g in groups if g.task == "pen-human-v1" and g.algo == "td3bc")
+    for seed in gone.seeds:
+        folder.record_path(gone.cell_key(seed)).unlink()
+    report = gather(folder)
+    (table,) = report.tables
+    assert len(table.common) == 14
+    assert "pen-human-v1" not in table.common
+    assert any("pen-human-v1" in note for note in report.notes)
+    assert report.unfinished == (("TD3+BC on pen-human-v1", 0, 3),)
+    scores = [table.cells["icql-td3bc", task].scores for task in table.common]
+    assert table.iqm["icql-td3bc"]["value"] == pytest.approx(
+        stats.trim_mean(np.ravel(scores), 0.25)
+    )
+    assert table.mean_of("icql-td3bc") == pytest.approx(np.mean(scores))
+    thirteen = [109.2, 77.0, 41.5, 78.2, 53.5, 59.4, 62.8, 43.1, 41.8, 76.8, 1.5, 1.8, 0.2, -0.1]
+    assert table.published_mean("td3bc") == pytest.approx(np.mean(thirteen))
+
+
+def test_short_rows_are_marked_and_have_no_verdict(tmp_path):
+    folder = made_up().made_up_folder(tmp_path / "b", suites=("td3bc",), seeds=2, steps=1000)
+    report = gather(folder)
+    assert all(v == "short" for cell in report.cells() for _, v in cell.verdicts)
+    assert report.misses() == []
+    for suffix, mark in ((".html", ">short</span>"), (".md", "1,000, short"), (".tex", "*: short")):
+        write_report(report, tmp_path / f"r{suffix}")
+        assert mark in (tmp_path / f"r{suffix}").read_text()
+
+
+def test_of_two_lengths_the_longer_one_stands_and_the_other_is_named(tmp_path):
+    make = made_up().made_up_folder
+    make(tmp_path / "b", suites=("td3bc",), seeds=2, steps=1000)
+    report = gather(make(tmp_path / "b", suites=("td3bc",), seeds=2))
+    assert not any(cell.short for cell in report.cells())
+    assert len(report.superseded) == 30
+    assert any(
+        line.startswith("TD3+BC on hopper-medium-v2, 1,000 updates") for line in report.superseded
+    )
+
+
+def test_of_two_groups_of_one_length_the_newer_one_stands(tmp_path):
+    folder = made_up().made_up_folder(tmp_path / "b", suites=("td3bc",), seeds=2)
+    (old, *_) = folder.groups()[0]
+    new = dataclasses.replace(old, data_hash="1" * 64, seeds=(0,))
+    folder.ask(new)
+    record = folder.record(old, 0)
+    assert record is not None
+    later = {"run": {**record["run"], "time": "2026-01-02T00:00:00Z"}}
+    folder.write_record(new, 0, {"outcome": record["outcome"]} | later)
+    report = gather(folder)
+    place = old.asked[0]
+    (cell,) = [c for c in report.cells() if (c.place.row, c.place.task) == (place.row, place.task)]
+    assert cell.group.key == new.key
+    assert len(report.superseded) == 1
+    assert old.key[:8] in report.superseded[0]
+    assert f"td3bc: its cells of {place.task} have different data." in report.notes
+
+
+def test_a_suite_that_varies_a_number_is_drawn_against_it(tmp_path):
+    report = gather(made_up().made_up_folder(tmp_path / "b", suites=("context",), seeds=2))
+    write_report(report, tmp_path / "r.html")
+    page = Page((tmp_path / "r.html").read_text())
+    (place,) = [
+        i for i, (_, a) in enumerate(page.tags) if a.get("aria-label") == "Scores by context.k"
+    ]
+    drawn = [attrs for tag, attrs in page.tags[place:] if tag == "polyline"][:18]
+    assert sum("stroke-dasharray" in attrs for attrs in drawn) == 9  # one published line per task
+    assert all(len(str(attrs["points"]).split()) == 4 for attrs in drawn)
+
+
+def test_a_single_seed_has_no_interval_and_no_verdict(tmp_path):
+    report = gather(made_up().made_up_folder(tmp_path / "b", suites=("td3bc",), seeds=1))
+    assert all(v == "no interval" for cell in report.cells() for _, v in cell.verdicts)
+    assert any("single seed" in note for note in report.notes)
+    write_report(report, tmp_path / "r.html")
+    Page((tmp_path / "r.html").read_text())
+
+
+@pytest.fixture
+def nasty(tmp_path: Path) -> BenchFolder:
+    """A folder whose every word is an attack: one finished cell without a score, one failure."""
+    folder = BenchFolder.make(tmp_path / "bench")
+    for seeds, name in (((0,), NASTY), ((1, 2), f"{NASTY} two")):
+        group = CellGroup(
+            algo=NASTY,
+            task=NASTY,
+            data_hash=NASTY,
+            settings={NASTY: NASTY},
+            run={"steps": 10 + len(seeds), "episodes": 1},
+            preset=NASTY,
+            dataset=NASTY,
+            changes={NASTY: 1},
+            seeds=seeds,
+            asked=(Asked(NASTY, name, name, NASTY, 10),),
+        )
+        folder.ask(group)
+        score = None if len(seeds) > 1 else 5.0
+        outcome = {
+            "score": score,
+            "returns": [],
+            "best": None,
+            "curve": [] if score is None else [[10, score]],
+            "behaviour_score": None,
+            "warnings": [NASTY],
+            "parameter_hash": NASTY,
+        }
+        run = {
+            **{"together": [seeds[0]], "preset": NASTY, "dataset": NASTY, "seconds": 1.0},
+            **{"updates_per_second": None, "last_wall_seconds": 1.0, "time": NASTY},
+            "versions": {"device": NASTY},
+        }
+        folder.write_record(group, seeds[0], {"outcome": outcome, "run": run})
+    write_sealed(folder.failure_path(group.key), {"error": NASTY, "kind": NASTY})
+    (folder.path / "groups" / "broken<b>.json").write_text("{}")
+    return folder
+
+
+def test_everything_from_data_is_escaped(nasty, tmp_path):
+    report = gather(nasty)
+    assert report.failures == ((f"{NASTY} two on {NASTY}", NASTY),)
+    write_report(report, tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    page = Page(text)
+    assert page.count("script") == 1
+    assert page.count("b") == 1  # the one score
+    assert "alert(" in "".join(page.text)
+    for suffix in (".md", ".tex"):
+        write_report(report, tmp_path / f"r{suffix}")
+    assert "<script" not in (tmp_path / "r.md").read_text().replace("\\<", "")
+    assert r"\&" in (tmp_path / "r.tex").read_text()
+
+
+def test_the_command_writes_all_kinds_and_refuses_others(nasty, tmp_path, capsys):
+    for kind in ("html", "md", "tex"):
+        assert main(["bench", "report", str(nasty.path), "--out", str(tmp_path / f"r.{kind}")]) == 0
+    capsys.readouterr()
+    out = str(tmp_path / "r.html")
+    assert main(["bench", "report", str(nasty.path), "--out", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cells"] == 2
+    assert main(["bench", "report", str(nasty.path), "--out", "r.pdf"]) == 2
+    assert ".html, .md or .tex" in capsys.readouterr().err
+
+
+def test_ticks_are_round_and_inside():
+    assert ticks(0, 100) == [0, 20, 40, 60, 80, 100]
+    assert ticks(-3.0, 1.0) == [-3, -2, -1, 0, 1]
+    assert ticks(5, 5) == [5]
+
+
+# Enough of a browser to click on a head: rows are objects, and the body keeps their order.
+DOM = """
+function element(more) {
+  return Object.assign({attrs: {}, handlers: {}, getAttribute(n) { return this.attrs[n] ?? null; },
+    setAttribute(n, v) { this.attrs[n] = v; }, removeAttribute(n) { delete this.attrs[n]; },
+    addEventListener(n, f) { this.handlers[n] = f; }}, more);
+}
+const rows = JSON.parse(process.argv[1]).map(cells => ({cells: cells.map(c =>
+  ({textContent: c[0], dataset: c.length > 1 ? {v: c[1]} : {}}))}));
+const body = {rows: rows, appendChild(r) { rows.splice(rows.indexOf(r), 1); rows.push(r); }};
+const table = {tBodies: [body], querySelectorAll: () => heads};
+const heads = [0, 1].map(i => element({cellIndex: i, closest: () => table}));
+globalThis.document = {querySelectorAll: () => heads};
+"""
+
+
+def test_sorting_works(tmp_path):
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no JavaScript engine here")
+    script = resources.files("icql.bench").joinpath("report.js").read_text()
+    clicks = """
+    const shown = () => rows.map(r => r.cells[0].textContent).join("");
+    const seen = [];
+    heads[1].handlers.click(); seen.push(shown(), heads[1].attrs["aria-sort"]);
+    heads[1].handlers.click(); seen.push(shown(), heads[1].attrs["aria-sort"]);
+    heads[0].handlers.keydown({key: "Enter"});
+    seen.push(shown(), heads[1].attrs["aria-sort"] ?? "");
+    console.log(JSON.stringify(seen));
+    """
+    cells = [[["c"], ["9.0 ± 1", "9.0"]], [["a"], ["10.0", "10.0"]], [["b"], ["-1", "-1"]]]
+    done = subprocess.run(
+        [node, "-e", DOM + script + clicks, json.dumps(cells)], capture_output=True, text=True
+    )
+    assert done.stderr == ""
+    assert json.loads(done.stdout) == ["bca", "ascending", "acb", "descending", "abc", ""]

@@ -1,0 +1,409 @@
+"""The runner never loses work: kills, locks, damaged records, failures, missing data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import pendulum
+from bench import small_suite
+from bench.small_suite import RUN, SUITE, TINY, outcomes, request, run
+from icql.bench import runner
+from icql.bench.locks import held, holder
+from icql.bench.records import BenchFolder, Damaged, read_sealed, write_sealed
+from icql.bench.status import status
+from icql.bench.suites import Row, get_suite, suites
+from icql.cli import main
+from icql.errors import UserError
+from icql.progress import Display
+
+QUICK = {"steps": 4, "evaluate_every": 4, "checkpoint_every": 4, "log_every": 4, "episodes": 1}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pendulum.register()
+    return pendulum.make_data(tmp_path_factory.mktemp("data") / "pendulum.npz", steps=400)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """The folder of a suite that ran without interruption."""
+    out = tmp_path_factory.mktemp("whole") / "bench"
+    result = run(data, out)
+    assert result["finished"] == result["cells"] == 4
+    assert result["failed"] == []
+    return out
+
+
+@pytest.fixture
+def copied(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "bench"))
+
+
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr("icql.training.trainer.run_training", refuse)
+
+
+def test_every_cell_has_a_record_by_content(whole):
+    folder = BenchFolder.open(whole)
+    groups, wrong = folder.groups()
+    assert wrong == []
+    assert sorted(group.algo for group in groups) == ["bc", "iql"]
+    assert len(list((whole / "records").iterdir())) == 4
+    for group in groups:
+        records, damaged = folder.records(group)
+        assert sorted(records) == [0, 1]
+        assert damaged == {}
+        for seed, record in records.items():
+            outcome = record["outcome"]
+            assert record["cell"]["seed"] == seed
+            assert [step for step, _ in outcome["curve"]] == [100, 200]
+            assert outcome["score"] == outcome["curve"][-1][1]
+            assert outcome["best"]["score"] == max(score for _, score in outcome["curve"])
+            assert record["run"]["together"] == [0, 1]  # one program
+
+
+def test_finished_cells_never_run_again(data, copied, monkeypatch):
+    no_training(monkeypatch)
+    before = outcomes(copied)
+    result = run(data, copied)
+    assert result["found_finished"] == 4
+    assert outcomes(copied) == before
+
+
+def test_what_decides_the_outcome_is_in_the_key(data):
+    (cloning, _) = request(data).groups()
+    row = Row(id="bc", name="BC", algo="bc", settings={**TINY, "policy.hidden": [8, 4]})
+    narrow = dataclasses.replace(SUITE, rows=(row,))
+    other = {
+        "settings": request(data, suite=narrow).groups()[0],
+        "run": request(data, run={**RUN, "steps": 201}).groups()[0],
+        "algorithm": request(data).groups()[1],
+    }
+    keys = {cloning.key, *(group.key for group in other.values())}
+    assert len(keys) == 4
+    assert cloning.cell_key(0) != cloning.cell_key(1)
+    assert request(data, seeds=7, seed=3).groups()[0].key == cloning.key
+
+
+def test_data_of_ones_own_has_a_name_of_its_own(data, tmp_path):
+    """The same data under two names is one group in two places of the table."""
+    other = pendulum.make_data(tmp_path / "other.npz", steps=300, seed=1)
+    names = ("pendulum-test@mine", "pendulum-test@same", "pendulum-test@other")
+    places = {names[0]: str(data), names[1]: str(data), names[2]: str(other)}
+    groups = request(data, algos=("bc",), tasks=names, datasets=places).groups()
+    assert [[place.task for place in g.asked] for g in groups] == [list(names[:2]), [names[2]]]
+    assert {group.task for group in groups} == {"pendulum-test"}
+
+
+def test_killed_in_the_middle_of_a_training_it_ends_with_the_same_records(
+    data, whole, tmp_path, capfd
+):
+    out = tmp_path / "bench"
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    child = subprocess.Popen(
+        [sys.executable, small_suite.__file__, str(data), str(out)],
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+
+    def second_group_has_a_checkpoint() -> bool:
+        saved = [p for p in out.glob("runs/*/0-1/checkpoints/*") if p.name.isdigit()]
+        return len({p.parents[2] for p in saved}) == 2
+
+    end = time.monotonic() + 120
+    while not second_group_has_a_checkpoint() and child.poll() is None:
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert 2 <= len(list((out / "records").glob("*.json"))) < 4, "it was not killed in the middle"
+    result = run_suite_loud(data, out)
+    assert result["found_finished"] == 2
+    assert "resuming at update" in capfd.readouterr().err
+    assert outcomes(out) == outcomes(whole)
+    resumed = [
+        record["run"]["resumed_at"]
+        for record in (json.loads(p.read_text()) for p in (out / "records").iterdir())
+    ]
+    assert sorted(map(len, resumed)) == [0, 0, 1, 1]
+    assert all(steps[0] % 20 == 0 and 0 < steps[0] <= 200 for steps in resumed if steps)
+
+
+def test_seconds_of_a_resumed_run_are_those_of_all_its_parts():
+    def rows(*pairs: tuple[int, float]) -> list[dict]:
+        return [{"kind": "train", "step": step, "seconds": s} for step, s in pairs]
+
+    whole = rows((10, 1.0), (20, 2.0), (30, 3.0))
+    assert runner.update_seconds([*whole, {"kind": "evaluation", "step": 30}], []) == 3.0
+    parts = rows((10, 1.0), (20, 2.0), (30, 2.5), (40, 4.0), (50, 0.5))
+    assert runner.update_seconds(parts, [20, 40]) == 2.0 + 4.0 + 0.5
+    assert runner.update_seconds(rows((10, 1.0)), [10]) == 1.0  # resumed, with nothing left to do
+    assert runner.update_seconds([], []) == 0.0
+
+
+def run_suite_loud(data: Path, out: Path) -> dict:
+    return runner.run_suite(request(data), out, Display())
+
+
+def test_more_seeds_are_added_and_the_others_stay(data, tmp_path):
+    out = tmp_path / "bench"
+    run(data, out, algos=("bc",), run=QUICK)
+    first = outcomes(out)
+    result = run(data, out, algos=("bc",), run=QUICK, seeds=4)
+    assert (result["found_finished"], result["finished"]) == (2, 4)
+    assert first.items() <= outcomes(out).items()
+    assert sorted(p.name for p in out.glob("runs/*/*")) == ["0-1", "2-3"]
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed", "renamed", "empty"])
+def test_damaged_records_are_found_said_and_made_again(data, copied, harm, capfd, monkeypatch):
+    before = outcomes(copied)
+    first, second = sorted((copied / "records").glob("*.json"))[:2]
+    if harm == "cut":
+        first.write_text(first.read_text()[:200])
+    elif harm == "changed":
+        content = json.loads(first.read_text())
+        content["outcome"]["score"] = 100.0
+        first.write_text(json.dumps(content))
+    elif harm == "renamed":
+        shutil.copy(second, first)  # whole, and of another cell
+    else:
+        first.write_text("")
+    said = status(BenchFolder.open(copied))
+    assert said["finished"] == 3
+    assert first.name in said["damaged"][0]
+    others = {p: p.read_bytes() for p in (copied / "records").iterdir() if p != first}
+    no_training(monkeypatch)  # the run folder is still there
+    run_suite_loud(data, copied)
+    assert {p: p.read_bytes() for p in others} == others  # finished cells are not even written
+    assert first.name in capfd.readouterr().err
+    assert outcomes(copied) == before
+
+
+def test_a_damaged_record_without_its_run_is_trained_again(data, copied):
+    before = outcomes(copied)
+    group = next(g for g in BenchFolder.open(copied).groups()[0] if g.algo == "bc")
+    shutil.rmtree(copied / "runs" / group.key)
+    for seed in group.seeds:
+        (copied / "records" / f"{group.cell_key(seed)}.json").write_text("{}")
+    run(data, copied)
+    assert outcomes(copied) == before
+
+
+def test_a_run_folder_of_no_use_is_set_aside(data, copied, capfd):
+    before = outcomes(copied)
+    group = next(g for g in BenchFolder.open(copied).groups()[0] if g.algo == "bc")
+    for seed in group.seeds:
+        (copied / "records" / f"{group.cell_key(seed)}.json").unlink()
+    place = copied / "runs" / group.key / "0-1"
+    (place / "result.json").unlink()
+    (place / "run.json").write_text('{"format": 0}')
+    run_suite_loud(data, copied)
+    assert "format 0" in capfd.readouterr().err
+    assert outcomes(copied) == before
+    assert len(list(place.parent.glob("0-1.aside.*"))) == 1
+
+
+def test_a_checkpoint_that_cannot_be_restored_is_set_aside(data, copied, capfd):
+    before = outcomes(copied)
+    group = next(g for g in BenchFolder.open(copied).groups()[0] if g.algo == "bc")
+    for seed in group.seeds:
+        (copied / "records" / f"{group.cell_key(seed)}.json").unlink()
+    place = copied / "runs" / group.key / "0-1"
+    (place / "result.json").unlink()
+    for step in (place / "checkpoints").iterdir():
+        shutil.rmtree(step / "default")
+    result = run_suite_loud(data, copied)
+    assert result["failed"] == []
+    assert "cannot be restored" in capfd.readouterr().err
+    assert outcomes(copied) == before
+
+
+def test_a_failing_group_is_recorded_and_the_rest_goes_on(data, tmp_path, monkeypatch):
+    import icql.training.trainer as trainer
+
+    train, out = trainer.run_training, tmp_path / "bench"
+
+    def fails(plan, **more):
+        if plan.settings.policy.hidden == (8, 4):
+            raise RuntimeError("out of <memory>")
+        return train(plan, **more)
+
+    narrow = Row(id="narrow", name="narrow", algo="bc", settings={**TINY, "policy.hidden": [8, 4]})
+    pair = dataclasses.replace(SUITE, rows=(narrow, SUITE.rows[0]))
+    monkeypatch.setattr(trainer, "run_training", fails)
+    result = run(data, out, run=QUICK, suite=pair)
+    assert (result["finished"], result["cells"]) == (2, 4)
+    assert result["failed"][0]["error"] == "out of <memory>"
+    (failed,) = [g for g in status(BenchFolder.open(out))["groups"] if g["state"] == "failed"]
+    assert (failed["what"], failed["error"]) == ("narrow on pendulum-test", "out of <memory>")
+    monkeypatch.setattr(trainer, "run_training", train)
+    result = run(data, out, run=QUICK, suite=pair)
+    assert (result["finished"], result["failed"]) == (4, [])
+    assert list((out / "failures").iterdir()) == []
+
+
+def test_one_group_is_run_by_one_process_and_taken_over_when_it_dies(data, whole, tmp_path):
+    """A lock is held by another process; once that is killed, its group is run here."""
+    out = tmp_path / "bench"
+    group = request(data, algos=("bc",), run=QUICK).groups()[0]
+    lock = BenchFolder(out).lock_path(group.key)
+    code = (
+        "import sys, time; from pathlib import Path; from icql.bench.locks import held\n"
+        "with held(Path(sys.argv[1])) as got:\n print(got, flush=True); time.sleep(60)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(lock)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "True\n"
+    assert holder(lock) is not None
+    assert f"process {child.pid}" in str(holder(lock))
+    with held(lock) as mine:
+        assert not mine
+    BenchFolder(out).manifest_path.write_text('{"format": 1}')
+    done = threading.Event()
+
+    def work() -> None:
+        run(data, out, algos=("bc",), run=QUICK)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(1.0)
+    assert not list(out.glob("records/*"))
+    child.kill()
+    child.wait()
+    thread.join(60)
+    child.stdout.close()
+    assert done.is_set()
+    assert len(list(out.glob("records/*"))) == 2
+
+
+def test_a_place_without_locks_is_said(tmp_path, monkeypatch):
+    def fails(_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("icql.bench.locks._take", fails)
+    with pytest.raises(UserError, match="No locks available"), held(tmp_path / "lock"):
+        pass
+
+
+def test_groups_that_are_asked_for_again_are_joined(data, tmp_path):
+    folder = BenchFolder.make(tmp_path / "bench")
+    (group, _) = request(data).groups()
+    folder.ask(group)
+    place = group.asked[0]
+    again = dataclasses.replace(
+        group,
+        seeds=(5,),
+        asked=(dataclasses.replace(place, name="new"), dataclasses.replace(place, suite="other")),
+    )
+    joined = folder.ask(again)
+    assert joined.seeds == (0, 1, 5)
+    assert [(one.suite, one.name) for one in joined.asked] == [("small", "new"), ("other", "BC")]
+    assert folder.groups() == ([joined], [])
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["bench", *argv]) == 2
+    err = capsys.readouterr().err
+    assert err.count("icql: error") == 1
+    assert "Traceback" not in err
+    return err
+
+
+def test_bad_input_ends_with_one_message_before_any_work(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("ICQL_D4RL_DIR", raising=False)
+    out = tmp_path / "bench"
+    to = ("--out", str(out))
+    assert "Did you mean 'main'" in refused(capsys, "run", "mian", *to)
+    assert "icql bench cost" in refused(capsys, "run", "cost", *to)
+    missing = refused(capsys, "run", "main", *to)
+    assert all(task in missing for task in suites()["main"].tasks)
+    assert "icql data fetch walker2d-medium-expert-v2" in missing
+    some = refused(capsys, "run", "main", "--tasks", "hopper-mini", "hopper@mine", *to)
+    assert "--dataset hopper@mine=FILE" in some
+    assert "--tasks hopper-mini" in some
+    assert "there is no task" in refused(capsys, "run", "main", "--tasks", "nothing", *to)
+    assert "TASK=FILE" in refused(capsys, "run", "main", "--dataset", "nonsense", *to)
+    here = ("run", "main", "--tasks", "hopper-mini", *to)
+    assert "no algorithm" in refused(capsys, *here, "--algos", "nothing")
+    assert "learns online" in refused(capsys, *here, "--algos", "sac")
+    assert "the data decides" in refused(capsys, *here, "--algos", "auto")
+    assert "at least 1" in refused(capsys, *here, "--seeds", "0")
+    unused = ("--dataset", "hopper=x.npz")
+    assert "no task hopper" in refused(capsys, *here, *unused)
+    assert not out.exists()
+
+
+def test_folders_of_other_kinds_are_refused(capsys, tmp_path):
+    assert "no such folder" in refused(capsys, "status", str(tmp_path / "none"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    assert "not a benchmark folder" in refused(capsys, "status", str(tmp_path / "other"))
+    here = ("run", "main", "--tasks", "hopper-mini", "--out")
+    assert "not empty" in refused(capsys, *here, str(tmp_path / "other"))
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "bench.json").write_text('{"format": 0}')
+    for command in (here, ("status",), ("report",)):
+        more = ("--out", "x.html") if command[0] == "report" else ()
+        assert "format 0" in refused(capsys, *command, str(old), *more)
+    assert [p.name for p in old.iterdir()] == ["bench.json"]
+
+
+def test_sealed_files(tmp_path):
+    path = tmp_path / "x.json"
+    assert read_sealed(path) is None
+    write_sealed(path, {"a": [1, 2.5], "b": None})
+    assert read_sealed(path) == {"a": [1, 2.5], "b": None}
+    path.write_text(path.read_text().replace("2.5", "2.6"))
+    with pytest.raises(Damaged, match="digest"):
+        read_sealed(path)
+    path.write_text("[]")
+    with pytest.raises(Damaged):
+        read_sealed(path)
+
+
+def test_exit_code_1_when_something_failed(data, tmp_path, monkeypatch, capsys):
+    import icql.training.trainer as trainer
+
+    def fails(plan, **more):
+        raise UserError("training diverged.")
+
+    monkeypatch.setattr(trainer, "run_training", fails)
+    argv = ["bench", "run", "main", "--tasks", "hopper-mini", "--algos", "bc", "--seeds", "1"]
+    assert main([*argv, "--preset", "quick", "--out", str(tmp_path / "b"), "--json"]) == 1
+    said = capsys.readouterr()
+    assert json.loads(said.out)["failed"][0]["error"] == "training diverged."
+    assert "1 groups failed" in said.err
+    assert "BC on hopper-mini" in said.err
+
+
+def test_rows_are_chosen_by_id_by_algorithm_or_added():
+    retrieval = get_suite("retrieval")
+    assert [row.id for row in retrieval.chosen(())] == ["random", "similar", "high-reward"]
+    assert [row.id for row in retrieval.chosen(("random",))] == ["random"]
+    assert [row.id for row in retrieval.chosen(("icql",))] == ["random", "similar", "high-reward"]
+    assert [row.id for row in retrieval.chosen(("bc", "similar"))] == ["bc", "similar"]

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import browser
 from icql.bench.records import Asked, BenchFolder, CellGroup, write_sealed
 from icql.bench.report import Report, gather, write_report
 from icql.bench.svg import ticks
@@ -321,3 +322,29 @@ def test_sorting_works(tmp_path):
     )
     assert done.stderr == ""
     assert json.loads(done.stdout) == ["bca", "ascending", "acb", "descending", "abc", ""]
+
+
+@pytest.mark.skipif(not browser.installed(), reason="needs chromium and chromedriver")
+def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
+    """It loads without a complaint, plots are drawn, and a click on a column sorts by it."""
+    folder = made_up().made_up_folder(tmp_path / "bench", suites=("td3bc", "layers"), seeds=3)
+    write_report(gather(folder), tmp_path / "report.html")
+    with browser.browser(tmp_path / "profile") as page:
+        page.open((tmp_path / "report.html").as_uri())
+        assert page.complaints() == []
+        drawn = page.run(
+            "return Array.from(document.querySelectorAll('svg')).map(s => s.getBBox().width)"
+        )
+        assert len(drawn) > 3
+        assert min(drawn) > 50
+        column = (
+            "var t = document.querySelector('table.sortable');"
+            "function values() { return Array.from(t.tBodies[0].rows).map("
+            "  r => Number(r.cells[1].dataset.v)); }"
+        )
+        before = page.run(f"{column} return values()")
+        click = "t.querySelectorAll('thead th')[1].click();"
+        up = page.run(f"{column} {click} return values()")
+        down = page.run(f"{column} {click} return values()")
+        assert up == sorted(before) != before
+        assert down == sorted(before, reverse=True)

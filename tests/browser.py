@@ -1,0 +1,70 @@
+"""A real browser, driven by WebDriver's own protocol: no library between."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --window-size=1200,900"
+)
+
+
+def installed() -> bool:
+    return all(shutil.which(name) for name in ("chromium", "chromedriver"))
+
+
+class Page:
+    """One window."""
+
+    def __init__(self, session: str) -> None:
+        self._session = session
+
+    def open(self, url: str) -> None:
+        _ask(f"{self._session}/url", {"url": url})
+
+    def run(self, script: str) -> Any:
+        return _ask(f"{self._session}/execute/sync", {"script": script, "args": []})
+
+    def complaints(self) -> list[str]:
+        """What the console holds: errors of scripts, files that were not found."""
+        return [line["message"] for line in _ask(f"{self._session}/se/log", {"type": "browser"})]
+
+
+@contextmanager
+def browser(profile: Path) -> Iterator[Page]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    driver = subprocess.Popen(["chromedriver", f"--port={port}", "--silent"])
+    options = {"args": [*FLAGS.split(), f"--user-data-dir={profile}"]}
+    wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+    try:
+        base = f"http://127.0.0.1:{port}/session"
+        for _ in range(100):
+            with suppress(OSError):
+                made = _ask(base, {"capabilities": {"alwaysMatch": wanted}})
+                break
+            time.sleep(0.1)
+        yield Page(f"{base}/{made['sessionId']}")
+        urllib.request.urlopen(
+            urllib.request.Request(f"{base}/{made['sessionId']}", method="DELETE")
+        ).close()
+    finally:
+        driver.terminate()
+        driver.wait()
+
+
+def _ask(url: str, content: Any) -> Any:
+    asked = urllib.request.Request(url, json.dumps(content).encode(), method="POST")
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        return json.load(answer)["value"]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+import icql
 from data.log_cases import random_log, source
 from data.plant import MAPPING, plant_rows, write_plant
 from icql.data import get_task, load_dataset, tasks
@@ -90,6 +91,28 @@ def test_a_dataset_that_names_its_environment_has_its_task(
     data = load_dataset("test/pendulum-v0")
     assert data.info.task == "balance"
     assert bool(np.abs(data.actions).max() > 1) == as_is  # else mapped from ±3
+
+
+@pytest.mark.usefixtures("minari_dataset")
+def test_a_run_on_it_is_scored_in_that_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    scores: Any = {"min_score": 0, "max_score": 9, "max_episode_steps": 9}
+    task = tasks.Task("balance", "InvertedPendulum-v5", **scores)
+    monkeypatch.setitem(tasks._TASKS, task.name, task)
+    result = icql.train(
+        "bc",
+        dataset="test/pendulum-v0",
+        steps=2,
+        episodes=1,
+        out=tmp_path / "run",
+        settings={"batch_size": 4, "policy.hidden": [4]},
+        quiet=True,
+    )
+    assert result["task"] == "balance"
+    assert np.isfinite(result["score"]["mean"])
+    policy = icql.load_policy(tmp_path / "run")
+    assert (policy.signals.action_low, policy.signals.action_high) == ((-3,), (3,))
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,11 @@ def _open(
     if form.columns:
         return form.read(path, chosen, room, columns)
     found = form.read(name if form is MINARI else path, chosen, room)
-    return with_bounds(found, columns, room) if isinstance(found, Source) else found
+    beside = path.with_name(f"{path.name}.toml")
+    bounds = columns if columns is not None else beside if beside.is_file() else None
+    if bounds is None or isinstance(found, Transitions):
+        return found
+    return with_bounds(found, bounds, room)
 
 
 def _own_file(name: str) -> Path:

@@ -13,24 +13,20 @@ from pathlib import Path
 import numpy as np
 
 from icql.data.arrays import IN_MEMORY, Bools, Floats, Room, blocks, tally
-from icql.data.formats.mapping import Columns, Given, read_columns
+from icql.data.formats.mapping import Columns, read_columns
 from icql.data.transitions import Source
 from icql.errors import UserError
 
 SLACK = 1e-5  # of the range: rounding may put an action a little outside its bounds
 
 
-def with_bounds(source: Source, given: Given, room: Room = IN_MEMORY) -> Source:
-    """A log of arrays with the bounds that are given or lie beside it; else as it is.
+def with_bounds(source: Source, given: Columns | str | Path, room: Room = IN_MEMORY) -> Source:
+    """A log of arrays with actions mapped from the bounds that a mapping gives.
 
     Raises:
         UserError: the mapping says more than bounds, or actions lie outside of them.
     """
-    beside = Path(f"{source.info.source}.toml")
-    file = given if given is not None else beside if beside.is_file() else None
-    if file is None:
-        return source
-    columns = file if isinstance(file, Columns) else read_columns(file, needed=())
+    columns = given if isinstance(given, Columns) else read_columns(given, needed=())
     default = Columns()
     for field in fields(Columns):
         if field.name in ("action_bounds", "origin") or not columns.origin:

@@ -134,6 +134,20 @@ def test_each_column_by_its_own_quartiles() -> None:
     assert np.abs(scaled[5:, :3]).max() < 6
 
 
+def test_an_outlier_is_far_out_and_no_more(plant: Path, run: Path) -> None:
+    states = columns_of(np.random.default_rng(0))
+    settings = DataSettings(normalise_states=True, spread="quartiles")
+    seen = pack(transitions(states), fit_normaliser(transitions(states), settings))
+    assert (seen[:5, 1] == 30).all()  # of a price of 10⁶
+    assert np.abs(seen[5:, :4]).max() < 6
+    raw = pack(transitions(states), fit_normaliser(transitions(states), DataSettings()))
+    assert_array_equal(raw[:, :4], states)
+    policy, one = icql.load_policy(run), icql.load_dataset(plant).states[:1]
+    far = [one + np.float32(distance) * (np.arange(8) == 0) for distance in (1e7, 1e9)]
+    assert_array_equal(policy.act(np.float32(far[0])), policy.act(np.float32(far[1])))
+    assert (policy.act(np.float32(far[0])) != policy.act(one)).any()
+
+
 def test_d4rls_states_are_measured_as_before() -> None:
     """The floor of a tenth of the median stays where it was made for: simulators."""
     states = columns_of(np.random.default_rng(0))

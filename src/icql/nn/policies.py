@@ -236,10 +236,11 @@ class Standardised(eqx.Module):
     policy: eqx.Module
     mean: Float[Array, "*members obs"]  # several policies may be stacked
     std: Float[Array, "*members obs"]
+    limit: float | None = eqx.field(default=None, static=True)  # of a normalised state, either way
 
     def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
         """Actions without history."""
-        action: Array = self.policy((s - self.mean) / self.std)  # type: ignore[operator]
+        action: Array = self.policy(self._seen(s))  # type: ignore[operator]
         return action
 
     def start(self, rows: int) -> Any:
@@ -249,5 +250,10 @@ class Standardised(eqx.Module):
     def step(self, carry: Any, s: Array, rewards: Array, fresh: Array) -> tuple[Array, Any]:
         """Actions of one step, and what the policy carries on."""
         if isinstance(self.policy, MemoryPolicy):
-            return self.policy.step(carry, (s - self.mean) / self.std, rewards, fresh)
+            return self.policy.step(carry, self._seen(s), rewards, fresh)
         return self(s), None
+
+    def _seen(self, s: Array) -> Array:
+        """States as the policy was trained on them."""
+        seen = (s - self.mean) / self.std
+        return seen if self.limit is None else jnp.clip(seen, -self.limit, self.limit)

@@ -38,7 +38,8 @@ class DataSettings(Settings):
     spread: SpreadName = "deviation"
     """What standardised states are divided by. deviation: the standard deviation, at least a tenth
     of the median over all columns, for simulators; quartiles: each column's own, as
-    context.space standardised, around its median: the default for logs of one's own."""
+    context.space standardised, around its median, at most 30 of them away: the default for logs of
+    one's own."""
 
 
 @dataclass(frozen=True)

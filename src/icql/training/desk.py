@@ -194,7 +194,7 @@ class Desk(Bystander):
         normaliser, count = self.ready.normaliser, len(self.members)
         mean, std = (jnp.tile(x, (count, 1)) for x in (normaliser.mean, normaliser.std))
         policies = self.loop.each(lambda algorithm, state: algorithm.policy(state), states)
-        return Standardised(policies, mean, std)
+        return Standardised(policies, mean, std, normaliser.limit)
 
     def _evaluate(self, states: Any, step: int) -> None:
         """Log the algorithm's own looks and, where there is an environment, scores and returns."""

@@ -23,6 +23,7 @@ from icql.retrieval.metric import medians_and_spreads
 from icql.settings.contexts import DataSettings
 from icql.training.draws import Alias, draw
 
+FAR_OUT = 30.0  # spreads from the median
 Doubles = NDArray[np.float64]
 HostOrDevice = Array | np.ndarray
 Keys = Key[Array, " members"]
@@ -36,6 +37,12 @@ class Normaliser:
     std: Floats
     reward_scale: float
     reward_shift: float = 0.0
+    limit: float | None = None  # of a normalised state, either way
+
+    def states(self, logged: Floats) -> Floats:
+        """States as they are trained on."""
+        seen = (logged - self.mean) / self.std
+        return seen if self.limit is None else np.clip(seen, -self.limit, self.limit)
 
     def rewards(self, logged: Floats) -> Floats:
         """Rewards as they are trained on."""
@@ -135,7 +142,17 @@ def fit_normaliser(data: Transitions, settings: DataSettings) -> Normaliser:
         floor = 0.1 * float(np.median(moving)) if moving.size else 1.0
         spread = np.where(std < 1e-6, 1.0, np.maximum(std, floor))
     states = mean.astype(np.float32), spread.astype(np.float32)
-    return Normaliser(*states, float(scale), settings.reward_shift)
+    return Normaliser(*states, float(scale), settings.reward_shift, state_limit(settings))
+
+
+def state_limit(settings: DataSettings) -> float | None:
+    """How far a normalised state may be from 0; None: any distance.
+
+    Quartiles do not see a sensor that says -9999, so a critic would: what is beyond stands for
+    "far out", about as far as the standard deviation of 1,000 rows would let one of them be.
+    """
+    robust = settings.normalise_states and settings.spread == "quartiles"
+    return FAR_OUT if robust else None
 
 
 def reward_range(data: Transitions, normaliser: Normaliser) -> tuple[float, float]:
@@ -203,10 +220,10 @@ def pack(
         at = block if rows is None else rows[block]
         packed[block] = np.concatenate(
             [
-                (data.states[at] - normaliser.mean) / normaliser.std,
+                normaliser.states(data.states[at]),
                 data.actions[at],
                 normaliser.rewards(data.rewards[at])[:, None],
-                (data.next_states[at] - normaliser.mean) / normaliser.std,
+                normaliser.states(data.next_states[at]),
                 data.next_actions[at],
                 data.mask[at][:, None],
             ],

@@ -40,7 +40,7 @@ from icql.retrieval.cache import read_fitted
 from icql.retrieval.metric import fitted_space
 from icql.settings.contexts import ContextSettings
 from icql.settings.grid import Member, say_settings
-from icql.training.device import Normaliser, fit_normaliser, pack, unpack
+from icql.training.device import Normaliser, fit_normaliser, pack, state_limit, unpack
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
 from icql.weights import load_arrays, load_weights
@@ -63,7 +63,8 @@ def load_policy(run: str | Path) -> TrainedPolicy:
 
     def made(key: Any) -> Standardised:
         policy: Any = algorithm.policy(algorithm.init(key))
-        return Standardised(policy, jnp.zeros(width), jnp.ones(width))
+        limit = state_limit(plan.settings.data)
+        return Standardised(policy, jnp.zeros(width), jnp.ones(width), limit)
 
     like = _stacked(plan, made)
     task = None if plan.task is None else get_task(plan.task)
@@ -290,7 +291,7 @@ class TrainedCritic:
             packed = jnp.asarray(pack(self.data, n, rows.ravel())).reshape(*rows.shape, -1)
             context = unpack(packed, self.data.observation_dim, self.data.action_dim)
         a = jnp.asarray(np.asarray(actions, np.float32))
-        return critics, jnp.asarray((s - n.mean) / n.std), a, context
+        return critics, jnp.asarray(n.states(s)), a, context
 
 
 def load_alarm(run: str | Path, *, rate: float = 0.05, dataset: str | Path | None = None) -> Alarm:

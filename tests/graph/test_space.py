@@ -74,7 +74,9 @@ def test_the_spread_of_actions_is_that_of_states_near_in_the_space() -> None:
 def test_the_choice_of_an_algorithm_asks_in_the_space_of_the_draws() -> None:
     data = plant()
     plan = Plan.make(dataset="hopper-mini")
-    assert choose(plan, data)[0].algo == "icql-rank"
+    raw = plan.asked(settings={"draw.space": "raw"})
+    assert choose(raw, data, ["draw.space"])[0].algo == "icql-rank"
+    assert choose(plan, data)[0].algo == "icql-graph"  # of a log of one's own
     scaled = choose(plan.asked(settings={"draw.space": "standardised"}), data)[0]
     assert scaled.algo == "icql-graph"
     assert scaled.settings.draw.space == "standardised"

@@ -25,9 +25,11 @@ from icql.bench.records import (
 from icql.bench.suites import Row, Suite
 from icql.data.datasets import EMBEDDED, examine, find_d4rl
 from icql.data.tasks import get_task
+from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.files import read_json
 from icql.progress import Display
+from icql.settings.change import leaves, names_of
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
 
@@ -54,6 +56,8 @@ class Request:
         Raises:
             UserError: something is unknown or does not fit, or data is missing; all of it at once.
         """
+        from icql.training.choose import standardised  # JAX: only where something is run
+
         suite = self.suite.runnable()
         tasks = tuple(dict.fromkeys(self.tasks)) or suite.tasks
         if unused := sorted(set(self.datasets) - set(tasks)):
@@ -61,14 +65,17 @@ class Request:
                 f"no task {', '.join(unused)} is run.", where="--dataset", fix="Add it to --tasks."
             )
         data = self._data(tasks)
-        pairs = [(task, row) for task in tasks for row in suite.chosen(self.algos)]
-        plans = [self._plan(task, row, data[task]) for task, row in pairs]
-        hashes = {task: _content_hash(task, data[task]) for task in tasks}
+        rows = suite.chosen(self.algos)
+        # every plan fits before any data is read, and of that one task's at a time
+        plans = {task: [self._plan(task, row, data[task]) for row in rows] for task in tasks}
         groups: dict[str, CellGroup] = {}
-        for (task, row), plan in zip(pairs, plans, strict=True):
-            group = self._group(task, row, plan, hashes[task])
-            same = groups.get(group.key)
-            groups[group.key] = group if same is None else same.joined(group)
+        for task in tasks:
+            log = _log(task, data[task])
+            for row, plan in zip(rows, plans[task], strict=True):
+                decided = standardised(plan, log, [*names_of(row.settings)])
+                group = self._group(task, row, decided, log.content_hash())
+                same = groups.get(group.key)
+                groups[group.key] = group if same is None else same.joined(group)
         return list(groups.values())
 
     def _data(self, tasks: Iterable[str]) -> dict[str, str]:
@@ -123,9 +130,9 @@ class Request:
         )
 
 
-def _content_hash(task: str, dataset: str) -> str:
+def _log(task: str, dataset: str) -> Transitions:
     findings, _ = examine(dataset, task=task.partition("@")[0])
-    return findings.usable(dataset).content_hash()
+    return findings.usable(dataset)
 
 
 def run_suite(request: Request, out: Path, display: Display) -> dict[str, Any]:
@@ -270,7 +277,8 @@ def _trained(plan: Plan, out: Path, display: Display) -> dict[str, Any]:
             if error.where != str(out / "checkpoints"):
                 raise  # the training's own failure, not that of what was saved
             _set_aside(out, error, display)
-    return run_training(plan, out=out, resume=False, display=display)
+    decided = [name for name, _ in leaves(plan.settings)]  # nothing is left for the data to say
+    return run_training(plan, out=out, resume=False, display=display, given=decided)
 
 
 def _begun(plan: Plan, out: Path, display: Display) -> Plan | None:

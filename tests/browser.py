@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -48,18 +49,19 @@ def browser(profile: Path) -> Iterator[Page]:
     driver = subprocess.Popen(["chromedriver", f"--port={port}", "--silent"])
     options = {"args": [*FLAGS.split(), f"--user-data-dir={profile}"]}
     wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+    base, session = f"http://127.0.0.1:{port}/session", None
     try:
-        base = f"http://127.0.0.1:{port}/session"
-        for _ in range(100):
-            with suppress(OSError):
+        for _ in range(100):  # until the driver listens
+            with suppress(ConnectionError, urllib.error.URLError):
                 made = _ask(base, {"capabilities": {"alwaysMatch": wanted}})
+                session = f"{base}/{made['sessionId']}"
                 break
             time.sleep(0.1)
-        yield Page(f"{base}/{made['sessionId']}")
-        urllib.request.urlopen(
-            urllib.request.Request(f"{base}/{made['sessionId']}", method="DELETE")
-        ).close()
+        assert session is not None, "chromedriver does not answer"
+        yield Page(session)
     finally:
+        if session is not None:  # else the browser outlives its driver
+            urllib.request.urlopen(urllib.request.Request(session, method="DELETE")).close()
         driver.terminate()
         driver.wait()
 

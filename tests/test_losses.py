@@ -11,6 +11,9 @@ import pytest
 from scipy import integrate
 from scipy.special import logsumexp
 
+from icql.algos.base import Spec
+from icql.algos.presets import resolve_preset
+from icql.algos.registry import make_algorithm
 from icql.losses import (
     advantage_weights,
     bellman_target,
@@ -181,3 +184,18 @@ def test_dmg_actor_by_hand():
     loss = dmg_actor_loss(q, difference, jnp.array([3.0, 0.5]), 0.1)
     # Q/3 has mean 1; 3 · (1 + 4)/2 and 0.5 · (0 + 1)/2 over two rows
     assert loss == pytest.approx(-1 + 0.1 * (7.5 + 0.25) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "shifted"), [("rebrac", False), ("icql-rank", True)])
+def test_the_unit_of_q_reaches_the_actor(name, shifted):
+    """What all states earn alike moves ReBRAC's weight of cloning, and not ICQL-rank's."""
+    settings = resolve_preset(name, "paper", None).settings
+    algorithm = make_algorithm(name, settings, Spec(3, 2, 10))
+    difference = jnp.full((3, 2), 0.1)
+
+    def slope(q):
+        return jax.grad(lambda q: algorithm.actor_loss(jnp.stack([q, q + 9]), difference))(q)
+
+    q = jnp.array([1.0, -2.0, 4.0])
+    same = np.allclose(slope(q), slope(q + 50), rtol=1e-3)
+    assert same == shifted

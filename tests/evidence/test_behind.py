@@ -16,6 +16,7 @@ from icql.evidence.behind import gather, linear_parts, outcomes, ridge_parts
 B, N, D = 4, 5, 3
 SMALL = {
     "batch_size": 16,
+    "critics": 2,
     "hidden": [8],
     "policy.hidden": [8],
     "context.k": 4,

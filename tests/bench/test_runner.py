@@ -204,13 +204,19 @@ def test_a_damaged_record_without_its_run_is_trained_again(data, copied):
     assert outcomes(copied) == before
 
 
-def test_a_run_folder_of_no_use_is_set_aside(data, copied, capfd):
-    before = outcomes(copied)
+def unfinished(copied: Path) -> Path:
+    """The run folder of BC's seeds, as if it had been killed before its last lines."""
     group = next(g for g in BenchFolder.open(copied).groups()[0] if g.algo == "bc")
     for seed in group.seeds:
         (copied / "records" / f"{group.cell_key(seed)}.json").unlink()
     place = copied / "runs" / group.key / "0-1"
     (place / "result.json").unlink()
+    return place
+
+
+def test_a_run_folder_of_no_use_is_set_aside(data, copied, capfd):
+    before = outcomes(copied)
+    place = unfinished(copied)
     (place / "run.json").write_text('{"format": 0}')
     run_suite_loud(data, copied)
     assert "format 0" in capfd.readouterr().err
@@ -220,11 +226,7 @@ def test_a_run_folder_of_no_use_is_set_aside(data, copied, capfd):
 
 def test_a_checkpoint_that_cannot_be_restored_is_set_aside(data, copied, capfd):
     before = outcomes(copied)
-    group = next(g for g in BenchFolder.open(copied).groups()[0] if g.algo == "bc")
-    for seed in group.seeds:
-        (copied / "records" / f"{group.cell_key(seed)}.json").unlink()
-    place = copied / "runs" / group.key / "0-1"
-    (place / "result.json").unlink()
+    place = unfinished(copied)
     for step in (place / "checkpoints").iterdir():
         shutil.rmtree(step / "default")
     result = run_suite_loud(data, copied)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,15 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # most programs of tests run once: compiling them in a hurry saves a third of the suite's time
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of processes that tests start
 jax.config.update("jax_disable_most_optimizations", True)
+# what one test process compiled, the others load (a folder that lives as long as the session)
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _programs = tempfile.TemporaryDirectory(prefix="icql-programs-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 jax.config.update("jax_numpy_dtype_promotion", "strict")  # no number changes its type unasked
 # shapes in annotations are checked at every call, before anything of icql is imported
 install_import_hook(["icql.nn", "icql.algos", "icql.losses", "icql.training"], "beartype.beartype")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from icql.algos.base import Algorithm, HasCritics, Spec
 from icql.algos.presets import resolve_preset
@@ -102,22 +100,6 @@ FIXED: dict[str, tuple[str, ...]] = {}
 # case by case, so that one case's programs can be forgotten before the next one's are compiled
 cases = pytest.mark.parametrize("case", CASES, scope="module")
 every = pytest.mark.parametrize("name", OFFLINE)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compile each program once: nearly all the time of these tests."""
-    changes = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-    }
-    before = {name: jax.config.values[name] for name in changes}
-    for name, value in changes.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @cache

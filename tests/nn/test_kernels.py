@@ -67,7 +67,12 @@ def test_the_td_kernel_serves_several_critics_each_with_its_own_c():
         np.testing.assert_allclose(mine, reduced(*shared, its_c, 0.9)[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("shape", "rate"), [((37, 12), 0.1), ((2, 3, 32), 0.0), ((16, 8), 0.5)])
+WIDE = (7, 1000)  # takes more than one program, with fewer rows each
+
+
+@pytest.mark.parametrize(
+    ("shape", "rate"), [((37, 12), 0.1), ((2, 3, 32), 0.0), ((16, 8), 0.5), (WIDE, 0.1)]
+)
 def test_the_norm_kernel_has_the_values_and_gradients_of_the_plain_block(shape, rate):
     keys = jax.random.split(jax.random.key(1), 6)
     size = shape[-1]

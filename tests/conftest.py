@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import jax
@@ -28,6 +29,25 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 jax.config.update("jax_numpy_dtype_promotion", "strict")  # no number changes its type unasked
 # shapes in annotations are checked at every call, before anything of icql is imported
 install_import_hook(["icql.nn", "icql.algos", "icql.losses", "icql.training"], "beartype.beartype")
+
+from icql.training import desk  # noqa: E402  (after the hook)
+
+# a run's six pictures take as long as a tiny run itself: only who asks for them gets them
+_draw_run = desk.draw_run
+desk.draw_run = lambda *_: []
+
+
+@pytest.fixture(scope="session")
+def pictures() -> Callable[[], AbstractContextManager[None]]:
+    """Runs that end `with pictures():` draw their plots."""
+
+    @contextmanager
+    def drawing() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(desk, "draw_run", _draw_run)
+            yield
+
+    return drawing
 
 
 @pytest.fixture

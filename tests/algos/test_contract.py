@@ -89,8 +89,6 @@ BRANCHES = {
     "icql-policy-value-ridge": ("icql", {**RIDGE, "value": "policy"}),
     "icql-td3bc-ridge-unit": ("icql-td3bc", RIDGE),
     "cql-ridge": ("cql", {**RIDGE, "critic": "local"}),
-    "dmg-ridge": ("dmg", {**RIDGE, "critic": "local"}),
-    "fql-ridge": ("fql", {**RIDGE, "critic": "local"}),
     "icql-options": ("icql", {**LINEAR, "value": "expectile"}),
     "icql-printed-sign": ("icql", {**LINEAR, "value": "policy", "expectile_sign": "q-y"}),
     "icql-td3bc-options": ("icql-td3bc", LINEAR),
@@ -197,7 +195,7 @@ def test_a_checkpoint_resumes_to_the_same_bits_in_another_loop(case, tmp_path: P
     written.save(5, run.middle)
     written.close()
     found = Checkpoints(tmp_path)
-    restored = found.restore(found.latest, make_loop(case, 0, 1).init())
+    restored = found.restore(found.latest, run.begin)
     found.close()
     assert tree_hash(restored) == tree_hash(run.middle)
     states, _ = other_loop(case).advance(swapped(restored), found.latest, 5)
@@ -284,7 +282,8 @@ def test_bfloat16_reaches_the_products_of_every_update_and_nothing_it_keeps(case
         found, after = jax.make_jaxpr(program, return_shape=True)(arrays)
         return len(re.findall(r"bf16\[", str(found))), jax.tree.map(lambda x: x.dtype, after)
 
-    for precision in ("float32", "bfloat16"):
+    precisions: tuple[Precision, ...] = ("bfloat16",) if gpu else ("float32", "bfloat16")
+    for precision in precisions:
         algo = algorithm(case, precision)
         batch = data.batch(jnp.arange(algo.settings.batch_size * algo.needs.batches))
         state = algo.init(jax.random.key(0))

@@ -362,9 +362,11 @@ def test_mapped_data_larger_than_the_budget(engine: Any, space: Any, tmp_path: P
     taken, _ = json.loads(child.stdout)
     assert taken <= memory
     settings = ContextSettings(k=5, engine=engine, space=space)
-    whole = build_neighbours(data, settings)
     got = build_neighbours(data, settings, cache_dir=tmp_path / "cache")
     assert got.report.cached
+    if space != "raw":  # what such tables hold is tested where spaces are
+        return
+    whole = build_neighbours(data, settings)
     if engine == "exact":
         assert_same_tables(got, whole)
     else:

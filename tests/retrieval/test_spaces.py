@@ -390,8 +390,13 @@ def test_networks_of_more_rows_build_anew(
 # ---------------------------------------------------------------- learned features
 
 
-def test_the_same_seed_gives_the_same_features(controlled: Transitions, fitted: Any) -> None:
+def test_the_same_seed_gives_the_same_features(
+    controlled: Transitions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learned_module, "STEPS", 300)
+    monkeypatch.setattr(learned_module, "CHUNK", 50)
     given = controlled.states, controlled.actions, controlled.next_states
+    fitted = learn(*given, 0, silent)
     said: list[float] = []
     again = learn(*given, 0, lambda label, share: said.append(share))
     assert all(np.array_equal(fitted[name], again[name]) for name in fitted)

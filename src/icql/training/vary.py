@@ -37,10 +37,14 @@ def check_grid(algorithm: Algorithm[Any], grid: Grid, batch: Batch) -> None:
 
     `batch` is what an update gets; shapes are enough.
     """
-    numbers = [n for n, value in leaves(algorithm.settings) if isinstance(value, float)]
+    fixed = jax.tree.structure(_arrays(eqx.filter_eval_shape(_trained, algorithm, batch)))
     for name in grid:
-        if not _varies(algorithm, name, batch):
-            able = [other for other in numbers if _varies(algorithm, other, batch)]
+        if not _varies(algorithm, name, batch, fixed):
+            # the algorithm's own numbers: to trace those of every section would take a minute
+            own = [
+                n for n, x in leaves(algorithm.settings) if isinstance(x, float) and "." not in n
+            ]
+            able = [other for other in own if _varies(algorithm, other, batch, fixed)]
             raise UserError(
                 "does not vary within one program: it decides shapes, branches, data or nothing.",
                 where=f"--grid {name}",
@@ -48,23 +52,12 @@ def check_grid(algorithm: Algorithm[Any], grid: Grid, batch: Batch) -> None:
             )
 
 
-def _varies(algorithm: Algorithm[Any], name: str, batch: Batch) -> bool:
+def _varies(algorithm: Algorithm[Any], name: str, batch: Batch, fixed: Any) -> bool:
     """Whether updates reckon with this setting, and no shape, branch or constant depends on it."""
 
-    def trained(batch: Batch, values: dict[str, Array]) -> Any:
-        varied, key = vary(algorithm, values), jax.random.key(0)
-        state, metrics = varied.update(varied.init(key), batch, key)
-        return state, metrics, varied.policy(state)
-
-    def arrays(tree: Any) -> Any:
-        return eqx.filter(tree, lambda x: isinstance(x, jax.Array | jax.ShapeDtypeStruct))
-
-    fixed: Any = jax.tree.structure(arrays(eqx.filter_eval_shape(trained, batch, {})))
-
     def reckoned(batch: Batch, value: Array) -> Any:
-        found = arrays(trained(batch, {name: value}))
-        structure: Any = jax.tree.structure(found)
-        if structure != fixed:
+        found = _arrays(_trained(vary(algorithm, {name: value}), batch))
+        if jax.tree.structure(found) != fixed:
             raise TypeError(name)
         return found
 
@@ -77,6 +70,17 @@ def _varies(algorithm: Algorithm[Any], name: str, batch: Batch) -> bool:
         return False
     value = program.invars[-1]
     return any(value is x for equation in program.eqns for x in equation.invars)
+
+
+def _trained(algorithm: Algorithm[Any], batch: Batch) -> Any:
+    """All that one update makes of a fresh state."""
+    key = jax.random.key(0)
+    state, metrics = algorithm.update(algorithm.init(key), batch, key)
+    return state, metrics, algorithm.policy(state)
+
+
+def _arrays(tree: Any) -> Any:
+    return eqx.filter(tree, lambda x: isinstance(x, jax.Array | jax.ShapeDtypeStruct))
 
 
 def columns(members: Sequence[Member]) -> dict[str, Array]:

@@ -36,6 +36,7 @@ def test_python_examples_of_the_readme_run(tmp_path, monkeypatch):
         assert names["layers"].shape[1] == 5
 
 
+@pytest.mark.usefixtures("optimised")  # many sweeps of value iteration, compiled once
 def test_the_example_of_the_page_on_evidence_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (code,) = blocks((ROOT / "docs" / "evidence.md").read_text(), "python")

@@ -37,6 +37,8 @@ def check_grid(algorithm: Algorithm[Any], grid: Grid, batch: Batch) -> None:
 
     `batch` is what an update gets; shapes are enough.
     """
+    if not grid:
+        return
     fixed = jax.tree.structure(_arrays(eqx.filter_eval_shape(_trained, algorithm, batch)))
     for name in grid:
         if not _varies(algorithm, name, batch, fixed):

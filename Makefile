@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 RUN    ?= runs/demo
+# one more than there are cores: some tests wait for the processes they start
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 SMALL  := --seeds 2 --steps 20000 --evaluate-every 20000 --episodes 20 --batch-size 128 --policy.hidden 128 128
 STAMP  := $(VENV)/.installed
 
@@ -28,7 +30,7 @@ test: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 5 --dist loadfile
 
 format: $(STAMP)
 	$(BIN)/ruff format .

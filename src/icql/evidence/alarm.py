@@ -117,8 +117,9 @@ def _retriever(
     data: Transitions, kept: NDArray[np.integer], found: Space, context: ContextSettings
 ) -> Retriever:
     """A retriever of the kept states; of all, without a copy."""
-    whole = len(kept) == len(data)
-    states, episode = (x if whole else x[kept] for x in (data.states, data.episode))
+    states, episode = data.states, data.episode
+    if len(kept) < len(data):
+        states, episode = states[kept], episode[kept]
     return Retriever(states, None, context, episode=episode, space=found)
 
 

@@ -1,8 +1,8 @@
 """An alarm as ONNX nodes: the distance from the nearest kept state, by brute force in float64.
 
-|x − q|² is least where |x|²/2 − x·q is: one matrix product finds the nearest state, and its distance
-is then taken from the difference itself, without the cancellation. Rows are centred first, so that
-float64 loses nothing that matters.
+|x − q|² is least where |x|²/2 − x·q is: one matrix product finds the nearest state, and its
+distance is then taken from the difference itself, without the cancellation. Rows are centred first,
+so that float64 loses nothing that matters.
 """
 
 from __future__ import annotations

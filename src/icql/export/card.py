@@ -53,7 +53,7 @@ def _head(card: Card) -> Iterator[str]:
 def _signals(card: Card) -> Iterator[str]:
     signals = card["signals"]
     yield from ("", "## What goes in", "")
-    yield f"`state`: rows of {card['columns']} numbers (float32), in the log's units, in this order:"
+    yield f"`state`: rows of {card['columns']} numbers (float32) in the log's units, in this order:"
     yield ""
     yield from _table(signals["observation"], signals["units"], card["columns"])
     yield from ("", "## What comes out", "")
@@ -87,7 +87,7 @@ def _alarm(card: Card) -> Iterator[str]:
     alarm = card["alarm"]
     yield from ("", "## The alarm", "")
     if alarm is None:
-        yield "None: the file was exported without one. Nothing says how far a state is from the log."
+        yield "None: the file was exported without one, and does not tell states unlike the log."
         return
     yield (
         f"`distance` (float64) is that from the nearest of {alarm['states']:,} logged states (of "

@@ -12,7 +12,7 @@ import jax
 
 from icql.data import Transitions
 from icql.errors import UserError
-from icql.evidence.alarm import Alarm, fit_alarm
+from icql.evidence.alarm import fit_alarm
 from icql.files import file_hash, read_json
 from icql.nn.policies import Standardised
 from icql.settings.change import leaves

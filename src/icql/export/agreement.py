@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
@@ -101,7 +102,7 @@ def _choices(said: NDArray[Any], python: Python, states: NDArray[np.float32]) ->
     other = np.flatnonzero(said != python.act(states))
     if len(other):
         policy: Any = python.policy
-        logits = np.sort(policy.policy.net(policy.seen(states[other])), axis=-1)
+        logits = np.sort(policy.policy.net(policy.seen(jnp.asarray(states[other]))), axis=-1)
         gaps = logits[:, -1] - logits[:, -2]
         if (gaps > TIE * np.maximum(1, np.abs(logits).max(-1))).any():
             raise _differs(f"{len(other)} of {len(states)} choices")

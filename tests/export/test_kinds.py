@@ -1,0 +1,171 @@
+"""Every kind of policy and of space as ONNX nodes, without training any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from icql.data.signals import Signals
+from icql.data.transitions import DataInfo, Transitions
+from icql.errors import UserError
+from icql.evidence.alarm import Alarm, fit_alarm
+from icql.export.agreement import Python, compare, run
+from icql.export.build import build_model
+from icql.export.policy_nodes import check_exportable
+from icql.nn.flow import OneStepPolicy
+from icql.nn.policies import (
+    CategoricalPolicy,
+    DeterministicPolicy,
+    GaussianPolicy,
+    Standardised,
+    TanhGaussianPolicy,
+)
+from icql.retrieval import learned
+from icql.settings.shared import PolicySettings
+
+OBS, ACT = 5, 3
+NAMED = Signals(
+    action=tuple(f"mode={level}" for level in "abc"), categories={"mode": ("a", "b", "c")}
+)
+BOUNDED = Signals(action_low=(0.0, -1e5, 3.0), action_high=(100.0, 1e5, 3.5))
+
+
+def states(rows: int = 300, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, OBS)).astype(np.float32)
+
+
+def made(kind: Any, *, limit: float | None = None, layer_norm: bool = False) -> Standardised:
+    """A policy with numbers everywhere: no weight, bias or norm is as it begins."""
+    settings = PolicySettings(hidden=(16, 16), layer_norm=layer_norm)
+    keys = iter(jax.random.split(jax.random.key(0), 100))
+    policy = jax.tree.map(
+        lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape) if eqx.is_array(x) else x,
+        kind(OBS, ACT, settings, key=jax.random.key(1)),
+    )
+    mean, std = jnp.linspace(-1, 1, OBS), jnp.linspace(0.5, 2, OBS)
+    return Standardised(policy, mean, std, limit)
+
+
+def python_of(
+    policy: Standardised, signals: Signals | None = None, alarm: Alarm | None = None
+) -> Python:
+    said = signals or Signals()
+
+    def act(asked: np.ndarray) -> np.ndarray:
+        found = np.asarray(policy(jnp.asarray(asked)))
+        return found.argmax(-1) if said.choices else said.in_units(found)
+
+    return Python(act, policy, said, alarm, ACT)
+
+
+def said_by(python: Python, asked: np.ndarray) -> dict[str, np.ndarray]:
+    blocks = list(run(build_model(python).SerializeToString(), asked))
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("kind", [GaussianPolicy, DeterministicPolicy, TanhGaussianPolicy])
+def test_actions(kind, layer_norm):
+    python = python_of(made(kind, layer_norm=layer_norm))
+    said = said_by(python, states())["action"]
+    assert said.shape == (300, ACT)
+    assert said.std() > 0.1
+    assert_allclose(said, python.act(states()), atol=2e-5)
+
+
+def test_actions_in_units_and_states_that_are_clipped():
+    python = python_of(made(GaussianPolicy, limit=2.0), BOUNDED)
+    asked = np.concatenate([states(), 1e6 * states()])
+    found = compare(build_model(python).SerializeToString(), python, asked)
+    assert found["action_error"] <= 1e-5
+    unclipped = said_by(python_of(made(GaussianPolicy), BOUNDED), asked)["action"]
+    assert np.abs(unclipped - python.act(asked)).max() > 1
+
+
+def test_choices():
+    python = python_of(made(CategoricalPolicy), NAMED)
+    asked = states()
+    assert compare(build_model(python).SerializeToString(), python, asked) == {
+        "states": 300,
+        "choices_that_differ": 0,
+    }
+    asked[7, 2] = np.inf
+    said = said_by(python, asked)["action"]
+    assert said[7] == -1
+    assert set(said.tolist()) >= {-1, 0, 1}
+
+
+def test_choices_that_differ_are_found():
+    content = build_model(python_of(made(CategoricalPolicy), NAMED)).SerializeToString()
+    other = made(CategoricalPolicy)
+    last = other.policy.net.layers[-1].bias
+    other = eqx.tree_at(lambda p: p.policy.net.layers[-1].bias, other, last[::-1])
+    with pytest.raises(UserError, match="of 300 choices"):
+        compare(content, python_of(other, NAMED), states())
+
+
+def test_policies_that_a_file_cannot_hold():
+    with pytest.raises(UserError, match="draws noise"):
+        check_exportable(made(OneStepPolicy))
+
+    class Remembers(eqx.Module):
+        def __call__(self, s: Any) -> Any: ...
+        def start(self, rows: int) -> Any: ...
+        def step(self, *seen: Any) -> Any: ...
+
+    class Unknown(eqx.Module):
+        def __call__(self, s: Any) -> Any: ...
+
+    for inner, words in ((Remembers(), "remembers the episode"), (Unknown(), "kind Unknown")):
+        with pytest.raises(UserError, match=words):
+            check_exportable(Standardised(inner, jnp.zeros(OBS), jnp.ones(OBS)))
+
+
+def log(rows: int = 400) -> Transitions:
+    """Episodes whose columns differ in size and stand far from 0."""
+    s = states(rows) * [1, 1e4, 1e-3, 10, 1] + [0, 1e5, 1, -300, 0]
+    s[:, 4] = 7.0  # never moves
+    s = s.astype(np.float32)
+    none = np.zeros(rows, np.float32)
+    actions = np.tanh(states(rows, 1))[:, :2]
+    return Transitions(
+        states=s,
+        actions=actions,
+        rewards=none,
+        next_states=np.roll(s, -1, 0),
+        next_actions=actions,
+        mask=none,
+        episode=(np.arange(rows) // 20).astype(np.int32),
+        step=(np.arange(rows) % 20).astype(np.int32),
+        info=DataInfo("walks"),
+    )
+
+
+@pytest.mark.parametrize("space", ["standardised", "learned"])
+def test_distances_and_alarms(space, monkeypatch):
+    monkeypatch.setattr(learned, "STEPS", 20)
+    monkeypatch.setattr(learned, "CHUNK", 20)
+    data = log()
+    alarm = fit_alarm(data, rate=0.2, space=space, states=300)
+    python = python_of(made(DeterministicPolicy), alarm=alarm)
+    asked = np.concatenate([data.states[:100], data.states[:100] * 1.05, states(20)])
+    said, expected = said_by(python, asked), alarm(asked)
+    assert_allclose(said["distance"], expected.distance, rtol=1e-6, atol=1e-6)
+    assert_array_equal(said["alarm"], expected.rings)
+    assert 0.1 < said["alarm"].mean() < 0.9
+    assert (said["distance"] == 0).sum() >= 50  # a kept state is exactly itself
+
+
+def test_a_distance_that_differs_is_found():
+    data = log()
+    alarm = fit_alarm(data, rate=0.2)
+    content = build_model(python_of(made(DeterministicPolicy), alarm=alarm)).SerializeToString()
+    other = fit_alarm(data, rate=0.2, states=200)
+    with pytest.raises(UserError, match="in a distance"):
+        compare(content, python_of(made(DeterministicPolicy), alarm=other), data.states)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import signal
 import socket
@@ -88,14 +89,36 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more; answer and close what is open; then end as uvicorn does."""
         self._served.ending = True
+        waiting = [one for listening in sockets or () for one in _accept_all(listening)]
         for server in self.servers:
             server.close()
         loop = asyncio.get_running_loop()
+        for one in waiting:
+            await loop.connect_accepted_socket(self._connection, one)
         until = loop.time() + WAITING
         while self._open and loop.time() < until:
             await asyncio.sleep(0.01)
         await super().shutdown(sockets)
 
+    def _connection(self) -> asyncio.Protocol:
+        kind: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = kind(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
     @property
     def _open(self) -> Any:
         return self.server_state.connections
+
+
+def _accept_all(listening: socket.socket) -> list[socket.socket]:
+    """Who is connected already but not accepted: closing the port would throw them out."""
+    accepted = []
+    with contextlib.suppress(OSError):  # nobody is left
+        listening.setblocking(False)
+        while True:
+            one, _ = listening.accept()
+            one.setblocking(False)
+            accepted.append(one)
+    return accepted

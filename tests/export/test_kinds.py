@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -15,7 +16,7 @@ from icql.data.signals import Signals
 from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
 from icql.evidence.alarm import Alarm, fit_alarm
-from icql.export.agreement import Python, compare, run
+from icql.export.agreement import Original, compare, run
 from icql.export.build import build_model
 from icql.export.policy_nodes import check_exportable
 from icql.nn.flow import OneStepPolicy
@@ -52,62 +53,62 @@ def made(kind: Any, *, limit: float | None = None, layer_norm: bool = False) -> 
     return Standardised(policy, mean, std, limit)
 
 
-def python_of(
+def original_of(
     policy: Standardised, signals: Signals | None = None, alarm: Alarm | None = None
-) -> Python:
+) -> Original:
     said = signals or Signals()
 
     def act(asked: np.ndarray) -> np.ndarray:
         found = np.asarray(policy(jnp.asarray(asked)))
         return found.argmax(-1) if said.choices else said.in_units(found)
 
-    return Python(act, policy, said, alarm, ACT)
+    return Original(act, policy, said, alarm, ACT)
 
 
-def said_by(python: Python, asked: np.ndarray) -> dict[str, np.ndarray]:
-    blocks = list(run(build_model(python).SerializeToString(), asked))
+def said_by(original: Original, asked: np.ndarray) -> dict[str, np.ndarray]:
+    blocks = list(run(build_model(original).SerializeToString(), asked))
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("kind", [GaussianPolicy, DeterministicPolicy, TanhGaussianPolicy])
 def test_actions(kind, layer_norm):
-    python = python_of(made(kind, layer_norm=layer_norm))
-    said = said_by(python, states())["action"]
+    original = original_of(made(kind, layer_norm=layer_norm))
+    said = said_by(original, states())["action"]
     assert said.shape == (300, ACT)
     assert said.std() > 0.1
-    assert_allclose(said, python.act(states()), atol=2e-5)
+    assert_allclose(said, original.act(states()), atol=2e-5)
 
 
 def test_actions_in_units_and_states_that_are_clipped():
-    python = python_of(made(GaussianPolicy, limit=2.0), BOUNDED)
+    original = original_of(made(GaussianPolicy, limit=2.0), BOUNDED)
     asked = np.concatenate([states(), 1e6 * states()])
-    found = compare(build_model(python).SerializeToString(), python, asked)
+    found = compare(build_model(original).SerializeToString(), original, asked)
     assert found["action_error"] <= 1e-5
-    unclipped = said_by(python_of(made(GaussianPolicy), BOUNDED), asked)["action"]
-    assert np.abs(unclipped - python.act(asked)).max() > 1
+    unclipped = said_by(original_of(made(GaussianPolicy), BOUNDED), asked)["action"]
+    assert np.abs(unclipped - original.act(asked)).max() > 1
 
 
 def test_choices():
-    python = python_of(made(CategoricalPolicy), NAMED)
+    original = original_of(made(CategoricalPolicy), NAMED)
     asked = states()
-    assert compare(build_model(python).SerializeToString(), python, asked) == {
+    assert compare(build_model(original).SerializeToString(), original, asked) == {
         "states": 300,
         "choices_that_differ": 0,
     }
     asked[7, 2] = np.inf
-    said = said_by(python, asked)["action"]
+    said = said_by(original, asked)["action"]
     assert said[7] == -1
     assert set(said.tolist()) >= {-1, 0, 1}
 
 
 def test_choices_that_differ_are_found():
-    content = build_model(python_of(made(CategoricalPolicy), NAMED)).SerializeToString()
+    content = build_model(original_of(made(CategoricalPolicy), NAMED)).SerializeToString()
     other = made(CategoricalPolicy)
     last = other.policy.net.layers[-1].bias
     other = eqx.tree_at(lambda p: p.policy.net.layers[-1].bias, other, last[::-1])
     with pytest.raises(UserError, match="of 300 choices"):
-        compare(content, python_of(other, NAMED), states())
+        compare(content, original_of(other, NAMED), states())
 
 
 def test_policies_that_a_file_cannot_hold():
@@ -153,19 +154,55 @@ def test_distances_and_alarms(space, monkeypatch):
     monkeypatch.setattr(learned, "CHUNK", 20)
     data = log()
     alarm = fit_alarm(data, rate=0.2, space=space, states=300)
-    python = python_of(made(DeterministicPolicy), alarm=alarm)
+    original = original_of(made(DeterministicPolicy), alarm=alarm)
     asked = np.concatenate([data.states[:100], data.states[:100] * 1.05, states(20)])
-    said, expected = said_by(python, asked), alarm(asked)
+    said, expected = said_by(original, asked), alarm(asked)
     assert_allclose(said["distance"], expected.distance, rtol=1e-6, atol=1e-6)
     assert_array_equal(said["alarm"], expected.rings)
     assert 0.1 < said["alarm"].mean() < 0.9
     assert (said["distance"] == 0).sum() >= 50  # a kept state is exactly itself
 
 
+def crowded() -> np.ndarray:
+    """A hundred states that float32 cannot tell apart once they are centred, and others."""
+    s = log().states.copy()
+    s[:100] = s[0]
+    s[:100, 1] += 64 * np.arange(100) * np.spacing(s[0, 1])
+    s[100:, 1] *= 50
+    return s
+
+
+def broken_sensor() -> np.ndarray:
+    """One state so far away that all others are all but the same beside it."""
+    s = log().states.copy()
+    s[250, 3] = 1e30
+    return s
+
+
+@pytest.mark.parametrize("make", [crowded, broken_sensor])
+def test_distances_that_float32_cannot_tell_are_exact(make):
+    data = dataclasses.replace(log(), states=make())
+    alarm = fit_alarm(data, rate=0.2)
+    original = original_of(made(DeterministicPolicy), alarm=alarm)
+    asked = data.states[[*range(0, 100, 3), 120, 130, 250]]
+    asked = np.concatenate([asked, asked + np.float32(0.5)])
+    found = said_by(original, asked)["distance"]
+    assert_allclose(found, alarm(asked).distance, rtol=1e-9, atol=1e-8)
+    assert found[: len(asked) // 2].max() < 1e-8
+
+
+@pytest.mark.parametrize("kept", [5, 16, 17])
+def test_an_alarm_of_a_few_states(kept):
+    alarm = fit_alarm(log(), rate=0.2, states=kept)
+    original = original_of(made(DeterministicPolicy), alarm=alarm)
+    asked = log().states[:30]
+    assert_allclose(said_by(original, asked)["distance"], alarm(asked).distance, rtol=1e-9)
+
+
 def test_a_distance_that_differs_is_found():
     data = log()
     alarm = fit_alarm(data, rate=0.2)
-    content = build_model(python_of(made(DeterministicPolicy), alarm=alarm)).SerializeToString()
+    content = build_model(original_of(made(DeterministicPolicy), alarm=alarm)).SerializeToString()
     other = fit_alarm(data, rate=0.2, states=200)
     with pytest.raises(UserError, match="in a distance"):
-        compare(content, python_of(made(DeterministicPolicy), alarm=other), data.states)
+        compare(content, original_of(made(DeterministicPolicy), alarm=other), data.states)

@@ -18,7 +18,7 @@ import numpy as np
 from icql.data.signals import Signals
 from icql.data.transitions import DataInfo, Transitions
 from icql.evidence.alarm import fit_alarm
-from icql.export.agreement import Python
+from icql.export.agreement import Original
 from icql.export.build import export_file
 from icql.nn.policies import DeterministicPolicy, Standardised
 from icql.settings.shared import PolicySettings
@@ -68,7 +68,7 @@ def write_policy(path: Path, *, alarm: bool = True) -> Path:
         return SIGNALS.in_units(np.asarray(policy(jnp.asarray(asked))))
 
     rings = fit_alarm(data, rate=0.1) if alarm else None
-    export_file(path, Python(act, policy, SIGNALS, rings, ACT), FACTS, states)
+    export_file(path, Original(act, policy, SIGNALS, rings, ACT), FACTS, states)
     return path
 
 

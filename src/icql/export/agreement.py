@@ -27,7 +27,7 @@ Act = Callable[[NDArray[np.float32]], NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Python:
+class Original:
     """What a file is compared with."""
 
     act: Act  # states → actions, as `policy.act`
@@ -56,7 +56,7 @@ def made_up(policy: Standardised, seed: int = 0) -> NDArray[np.float32]:
     return (mean + std * noise).astype(np.float32)
 
 
-def compare(content: bytes, python: Python, states: NDArray[np.float32]) -> dict[str, Any]:
+def compare(content: bytes, original: Original, states: NDArray[np.float32]) -> dict[str, Any]:
     """Run a file on states and say how far it is from Python at most.
 
     Raises:
@@ -65,12 +65,12 @@ def compare(content: bytes, python: Python, states: NDArray[np.float32]) -> dict
     outputs = list(run(content, states))
     said = {name: np.concatenate([block[name] for block in outputs]) for name in outputs[0]}
     found: dict[str, Any] = {"states": len(states)}
-    if python.signals.choices:
-        found["choices_that_differ"] = _choices(said["action"], python, states)
+    if original.signals.choices:
+        found["choices_that_differ"] = _choices(said["action"], original, states)
     else:
-        found["action_error"] = _actions(said["action"], python, states)
-    if python.alarm is not None:
-        found["distance_error"] = _alarm(said, python.alarm, states)
+        found["action_error"] = _actions(said["action"], original, states)
+    if original.alarm is not None:
+        found["distance_error"] = _alarm(said, original.alarm, states)
     return found
 
 
@@ -85,23 +85,23 @@ def run(content: bytes, states: NDArray[np.float32]) -> Iterator[dict[str, NDArr
         yield dict(zip(names, said, strict=True))
 
 
-def _actions(said: NDArray[Any], python: Python, states: NDArray[np.float32]) -> float:
+def _actions(said: NDArray[Any], original: Original, states: NDArray[np.float32]) -> float:
     """The largest difference of an action, in units of its range."""
-    signals = python.signals
+    signals = original.signals
     low, high = np.asarray(signals.action_low), np.asarray(signals.action_high)
     wide = high - low if signals.bounded else 2.0
-    apart = np.abs(said.astype(np.float64) - python.act(states)) / wide
+    apart = np.abs(said.astype(np.float64) - original.act(states)) / wide
     error = float(apart.max())
     if not error <= ACTION:
         raise _differs(f"an action by {error:.2g} of its range, more than {ACTION:g}")
     return error
 
 
-def _choices(said: NDArray[Any], python: Python, states: NDArray[np.float32]) -> int:
+def _choices(said: NDArray[Any], original: Original, states: NDArray[np.float32]) -> int:
     """How many choices differ; all of them have to be ties, but for rounding."""
-    other = np.flatnonzero(said != python.act(states))
+    other = np.flatnonzero(said != original.act(states))
     if len(other):
-        policy: Any = python.policy
+        policy: Any = original.policy
         logits = np.sort(policy.policy.net(policy.seen(jnp.asarray(states[other]))), axis=-1)
         gaps = logits[:, -1] - logits[:, -2]
         if (gaps > TIE * np.maximum(1, np.abs(logits).max(-1))).any():
@@ -111,13 +111,13 @@ def _choices(said: NDArray[Any], python: Python, states: NDArray[np.float32]) ->
 
 def _alarm(said: dict[str, NDArray[Any]], alarm: Alarm, states: NDArray[np.float32]) -> float:
     """The largest difference of a distance, in spreads, or of itself where it is more than one."""
-    python = alarm(states)
-    room = np.maximum(1, python.distance)
-    error = float((np.abs(said["distance"] - python.distance) / room).max())
+    original = alarm(states)
+    room = np.maximum(1, original.distance)
+    error = float((np.abs(said["distance"] - original.distance) / room).max())
     if not error <= DISTANCE:
         raise _differs(f"a distance by {error:.2g}, more than {DISTANCE:g}")
-    close = np.abs(python.distance - alarm.limit) <= DISTANCE * room
-    if ((said["alarm"] != python.rings) & ~close).any():
+    close = np.abs(original.distance - alarm.limit) <= DISTANCE * room
+    if ((said["alarm"] != original.rings) & ~close).any():
         raise _differs("an alarm")
     return error
 

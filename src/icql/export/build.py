@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.errors import UserError
-from icql.export.agreement import Python, compare, made_up, probes
+from icql.export.agreement import Original, compare, made_up, probes
 from icql.export.alarm_nodes import alarm_nodes
 from icql.export.card import FORMAT, LIMITS, as_markdown
 from icql.export.nodes import BOOL, DOUBLE, FLOAT, INT64, Nodes
@@ -28,7 +28,7 @@ USED = ("icql", "jax", "numpy", "onnx", "onnxruntime")
 
 def export_file(
     path: Path,
-    python: Python,
+    original: Original,
     facts: Mapping[str, Any],
     logged: NDArray[np.float32] | None,
 ) -> dict[str, Any]:
@@ -37,30 +37,33 @@ def export_file(
     `facts` are those of the card that only the run knows; `logged` are states of its data, None
     where it is not at hand. Returns the card.
     """
-    states = made_up(python.policy) if logged is None else probes(logged)
-    model = build_model(python)
-    card = {**_card(python), **facts}
+    states = made_up(original.policy) if logged is None else probes(logged)
+    model = build_model(original)
+    card = {**_card(original), **facts}
     which = "made-up states" if logged is None else "states, logged ones and perturbed ones"
-    found = compare(model.SerializeToString(), python, states)
+    found = compare(model.SerializeToString(), original, states)
     card["check"] = {**found, "which": which}
     content, text = seal(model, card), as_markdown(card)
     verify(content, "export")
-    with atomic(path) as file, atomic(path.with_suffix(".md")) as page:
-        file.write_bytes(content)
-        page.write_text(text, encoding="utf-8")
+    try:
+        with atomic(path) as file, atomic(path.with_suffix(".md")) as page:
+            file.write_bytes(content)
+            page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot be written ({error.strerror}).", where=str(path)) from error
     return card
 
 
-def build_model(python: Python) -> Any:
+def build_model(original: Original) -> Any:
     """The ONNX model, without a card."""
-    graph, (width,) = Nodes(), python.policy.mean.shape
-    action = policy_nodes(graph, python.policy, python.signals, "state")
-    if python.signals.choices:
+    graph, (width,) = Nodes(), original.policy.mean.shape
+    action = policy_nodes(graph, original.policy, original.signals, "state")
+    if original.signals.choices:
         graph.output("action", action, INT64, ["rows"])
     else:
-        graph.output("action", action, FLOAT, ["rows", python.actions])
-    if python.alarm is not None:
-        distance, rings, limit = alarm_nodes(graph, python.alarm, "state")
+        graph.output("action", action, FLOAT, ["rows", original.actions])
+    if original.alarm is not None:
+        distance, rings, limit = alarm_nodes(graph, original.alarm, "state")
         graph.output("distance", distance, DOUBLE, ["rows"])
         graph.output("alarm", rings, BOOL, ["rows"])
         graph.output("limit", limit, DOUBLE, [])
@@ -75,13 +78,13 @@ def check_target(path: Path) -> None:
         raise UserError("is a folder.", where=str(path))
 
 
-def _card(python: Python) -> dict[str, Any]:
+def _card(original: Original) -> dict[str, Any]:
     """What the policy and the alarm say themselves."""
-    alarm, signals = python.alarm, python.signals
+    alarm, signals = original.alarm, original.signals
     return {
         "format": FORMAT,
-        "columns": python.policy.mean.shape[0],
-        "actions": python.actions,
+        "columns": original.policy.mean.shape[0],
+        "actions": original.actions,
         "signals": signals.as_json(),
         "choices": list(signals.choices),
         "limits": list(LIMITS),

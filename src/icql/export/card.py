@@ -126,5 +126,5 @@ def _cell(value: Any) -> str:
     return " ".join(str(value).split()).replace("|", "\\|")
 
 
-def _n(value: float) -> str:
-    return f"{value:.4g}"
+def _n(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"

@@ -58,7 +58,11 @@ def make_app(policy: PolicyFile, served: Served) -> ASGIApp:
         Route("/health", answers.health),
         Route("/", answers.card),
     ]
-    handlers: Any = {Refused: answers.refuse, HTTPException: answers.unknown}
+    handlers: Any = {
+        Refused: answers.refuse,
+        HTTPException: answers.unknown,
+        Exception: answers.fail,
+    }
     return Guard(Starlette(routes=routes, exception_handlers=handlers), served)
 
 
@@ -139,6 +143,11 @@ class Answers:
         known = "POST /act, GET /health, GET /"
         said = {"error": f"{error.detail}: there is {known}."}
         return _json(said, error.status_code, error.headers)
+
+    async def fail(self, request: Request, error: Exception) -> Response:
+        """Say that it is not the request's fault; what happened goes to standard error."""
+        self.served.refused += 1
+        return _json({"error": "the policy could not be run; the server's log says why."}, 500)
 
 
 class Guard:

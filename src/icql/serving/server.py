@@ -40,16 +40,22 @@ def serve(policy: PolicyFile, host: str, port: int, begun: Callable[[str], None]
         ws="none",
         timeout_graceful_shutdown=ENDING,
     )
+    server = _Server(config, served, lambda: begun(f"http://{address}:{port_of(listening)}"))
     # uvicorn raises a signal again once it has ended; here that is how a server is meant to end
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    before = signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     try:
-        begun(f"http://{address}:{listening.getsockname()[1]}")
-        _Server(config, served).run(sockets=[listening])
+        server.run(sockets=[listening])
     finally:
         signal.signal(signal.SIGTERM, before)
         listening.close()
         served.beside.shutdown()
     return served
+
+
+def port_of(listening: socket.socket) -> int:
+    """The port of a socket; of port 0 the one that was chosen."""
+    port: int = listening.getsockname()[1]
+    return port
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -82,9 +88,14 @@ def listen(host: str, port: int) -> socket.socket:
 class _Server(uvicorn.Server):
     """uvicorn, which at the end also answers what is still on its way on open connections."""
 
-    def __init__(self, config: uvicorn.Config, served: Served) -> None:
+    def __init__(self, config: uvicorn.Config, served: Served, begun: Callable[[], None]) -> None:
         super().__init__(config)
-        self._served = served
+        self._served, self._begun = served, begun
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin, and say so."""
+        await super().startup(sockets)
+        self._begun()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more; answer and close what is open; then end as uvicorn does."""

@@ -37,7 +37,7 @@ def export_trained(
     Returns the card.
     """
     try:
-        from icql.export.agreement import Python
+        from icql.export.agreement import Original
         from icql.export.build import check_target, export_file
         from icql.export.policy_nodes import check_exportable
     except ModuleNotFoundError as error:
@@ -55,12 +55,12 @@ def export_trained(
     def act(asked: Any) -> Any:
         return trained.act(asked, seed=member.seed, settings=member.settings)
 
-    python = Python(act, policy, trained.signals, alarm, folder.manifest["action_dim"])
+    original = Original(act, policy, trained.signals, alarm, folder.manifest["action_dim"])
     facts = _facts(folder, plan, trained, place)
     if data is not None:
         facts["data"]["rows"] = len(data)
     with _on_the_host():
-        return export_file(path, python, facts, None if data is None else data.states)
+        return export_file(path, original, facts, None if data is None else data.states)
 
 
 def _data(folder: RunFolder, dataset: str | Path | None, *, needed: bool) -> Transitions | None:
@@ -88,7 +88,7 @@ def _facts(folder: RunFolder, plan: Plan, trained: TrainedPolicy, place: int) ->
         "preset": plan.preset,
         "member": member.label,
         "run": {"steps": plan.run.steps, "precision": plan.run.precision},
-        "settings": json.loads(json.dumps(settings, default=str)),
+        "settings": json.loads(json.dumps(settings, default=str), parse_constant=str),
         "data": {"name": _name(plan.dataset), "hash": manifest["data_hash"]},
         "policy_hash": file_hash(folder.policy_path),
         "scores": _scores(result, place),
@@ -109,7 +109,9 @@ def _scores(result: dict[str, Any], place: int) -> dict[str, Any] | None:
     score = result.get("score")
     if not score:
         return None
-    return {"score": score["per_seed"][place], "logged": result.get("behaviour_score")}
+    parts = score.get("combinations", [score])  # of a grid, in the order of the members
+    each = [one for part in parts for one in part["per_seed"]]
+    return {"score": each[place], "logged": result.get("behaviour_score")}
 
 
 def _verdict(folder: RunFolder) -> dict[str, Any] | None:

@@ -248,3 +248,19 @@ def test_serving_needs_no_jax(path):
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_sigterm_at_once_and_a_client_that_goes_away(path):
+    with serving(path) as server:
+        connection = server.connect()
+        connection.putrequest("POST", "/act")
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", "100")
+        connection.endheaders(b"{")
+        connection.close()
+        assert server.ask("GET", "/health")[0] == 200
+        code, out, err = server.end()
+    assert (code, err) == (0, "")
+    assert "refused 1" in out
+    with serving(path) as server:
+        assert server.end()[0] == 0

@@ -108,6 +108,8 @@ class Answers:
                         raise self._too_large()
         except TimeoutError:
             raise Refused(408, f"the body took longer than {SECONDS} s.") from None
+        except ClientDisconnect:  # nobody reads the answer
+            raise Refused(400, "the body was not sent to its end.") from None
         return bytes(body)
 
     def _too_large(self) -> Refused:
@@ -176,10 +178,7 @@ class Guard:
             refusal = _json({"error": f"only for this machine: {', '.join(HOSTS)}."}, 421)
             await refusal(scope, receive, guarded)
             return
-        try:
-            await self.app(scope, receive, guarded)
-        except ClientDisconnect:  # nobody waits for the answer any more
-            self.served.refused += 1
+        await self.app(scope, receive, guarded)
 
 
 def _host(header: bytes) -> str:

@@ -94,6 +94,7 @@ def test_a_part_of_the_states_keeps_the_rate_with_a_limit_of_its_own():
     log = walks(2000, 0)
     whole, part = fit_alarm(log, rate=0.05), fit_alarm(log, rate=0.05, states=2000)
     assert len(part.kept) == 2000
+    assert part.retriever.engine == "exact"
     assert part.limit > 1.2 * whole.limit  # fewer states lie farther apart
     new = part(walks(2000, 1).states)
     assert abs(new.rings.mean() - 0.05) < 0.01

@@ -16,7 +16,7 @@ from icql.data.signals import Signals
 from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
 from icql.evidence.alarm import Alarm, fit_alarm
-from icql.export.agreement import Original, compare, run
+from icql.export.agreement import Original, compare, probes, run
 from icql.export.build import build_model
 from icql.export.policy_nodes import check_exportable
 from icql.nn.flow import OneStepPolicy
@@ -197,6 +197,16 @@ def test_an_alarm_of_a_few_states(kept):
     original = original_of(made(DeterministicPolicy), alarm=alarm)
     asked = log().states[:30]
     assert_allclose(said_by(original, asked)["distance"], alarm(asked).distance, rtol=1e-9)
+
+
+def test_probes_are_logged_states_and_states_near_them():
+    logged = broken_sensor()
+    asked = probes(logged)
+    assert len(asked) == 10_000
+    same = (asked[:, None, :3] == logged[None, :, :3]).all(-1).any(1)
+    assert same.mean() == 0.5
+    assert np.abs(asked[:, 3]).max() == np.float32(1e30)
+    assert (np.abs(asked[:, 3]) < 1e4).mean() > 0.99  # one bad number moves no other
 
 
 def test_a_distance_that_differs_is_found():

@@ -13,7 +13,7 @@ limit is then that of this part: fewer states lie farther apart, and the rate st
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -87,8 +87,10 @@ def fit_alarm(
         raise UserError(
             f"{states} are too few: all that are kept come from one episode.", where="states"
         )
-    found = find_space(data, ContextSettings(k=1, space=space), cache_dir=default_cache_dir())
-    scores = np.sort(_scores(data, kept, found, space))
+    # who asks for a part takes it elsewhere, where the search is exact
+    context = ContextSettings(k=1, space=space, engine="auto" if states is None else "exact")
+    found = find_space(data, context, cache_dir=default_cache_dir())
+    scores = np.sort(_scores(data, kept, found, replace(context, exclude="episode")))
     place = math.ceil((len(scores) + 1) * (1 - rate))  # conformal: the new state is one more
     if place > len(scores):
         raise UserError(
@@ -96,15 +98,15 @@ def fit_alarm(
             where="rate",
             fix=f"Ask for at least {1 / (len(scores) + 1):.2g}.",
         )
-    retriever = _retriever(data, kept, found, ContextSettings(k=1, space=space))
+    retriever = _retriever(data, kept, found, context)
     return Alarm(retriever, float(scores[place - 1]), rate, kept)
 
 
 def _scores(
-    data: Transitions, kept: NDArray[np.integer], found: Space, space: SpaceName
+    data: Transitions, kept: NDArray[np.integer], found: Space, context: ContextSettings
 ) -> NDArray[np.float64]:
     """How far logged states are from the nearest kept one of other episodes."""
-    others = _retriever(data, kept, found, ContextSettings(k=1, space=space, exclude="episode"))
+    others = _retriever(data, kept, found, context)
     scored = _some_rows(len(data), SCORED, SEED)
     episodes, first = np.unique(data.episode[kept], return_index=True)
     place = np.minimum(np.searchsorted(episodes, data.episode[scored]), len(episodes) - 1)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from icql._version import __version__
 from icql.errors import UserError
 from icql.export.agreement import Original, compare, made_up, probes
 from icql.export.alarm_nodes import alarm_nodes
@@ -23,7 +24,7 @@ MEASURED = {
     "standardised": "each column divided by its own spread in the log",
     "learned": "on features of a small network that predicts the logged action and the change",
 }
-USED = ("icql", "jax", "numpy", "onnx", "onnxruntime")
+USED = ("jax", "numpy", "onnx", "onnxruntime")
 
 
 def export_file(
@@ -88,7 +89,7 @@ def _card(original: Original) -> dict[str, Any]:
         "signals": signals.as_json(),
         "choices": list(signals.choices),
         "limits": list(LIMITS),
-        "exported_with": {name: metadata.version(name) for name in USED},
+        "exported_with": {"icql": __version__} | {name: metadata.version(name) for name in USED},
         "alarm": None
         if alarm is None
         else {

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.errors import UserError
+from icql.export.card import FORMAT
 from icql.export.seal import CARD, verify
 
 BLOCK = 32  # states at once: more would not stay in a processor's cache
@@ -43,6 +44,11 @@ class PolicyFile:
             content, options, providers=["CPUExecutionProvider"]
         )
         self.card = json.loads(self._session.get_modelmeta().custom_metadata_map[CARD])
+        if self.card["format"] != FORMAT:
+            raise UserError(
+                f"was written in format {self.card['format']}, this version reads {FORMAT}.",
+                where=str(path),
+            )
         self.columns: int = self.card["columns"]
         self.names: list[str] = self.card["signals"]["observation"]
         self._outputs = [o.name for o in self._session.get_outputs() if o.name != "limit"]

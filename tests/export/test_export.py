@@ -126,7 +126,7 @@ def test_the_same_run_gives_the_same_file(run, tmp_path):
 
 def test_the_verdict_on_these_weights_is_in_the_card(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
-    said = {"verdict": "better", "reasons": ["it is."], "difference": 2.5}
+    said = {"verdict": "better", "reasons": ["it is."], "difference": 2.5, "seeds": [0, 1]}
     said |= {
         "difference_interval": [1.5, 3.5],
         "policy_hash": file_hash(run / "policy.safetensors"),
@@ -135,6 +135,7 @@ def test_the_verdict_on_these_weights_is_in_the_card(run, tmp_path):
     card = icql.load_policy(copy).export(tmp_path / "policy.onnx")
     assert card["verdict"]["verdict"] == "better"
     assert "2.5, 95 % interval 1.5 to 3.5" in (tmp_path / "policy.md").read_text()
+    assert "`icql judge` on seeds 0, 1 together: better" in (tmp_path / "policy.md").read_text()
     write_json(copy / "judge.json", {**said, "policy_hash": "of other weights"})
     assert icql.load_policy(copy).export(tmp_path / "policy.onnx")["verdict"] is None
 

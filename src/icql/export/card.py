@@ -45,7 +45,9 @@ def _head(card: Card) -> Iterator[str]:
         beside = "" if around is None else f", 95 % interval {_n(around[0])} to {_n(around[1])}"
         apart = verdict["difference"]
         gain = "" if apart is None else f"; discounted return beside the log: {_n(apart)}{beside}"
-        yield f"- Verdict of `icql judge`: {verdict['verdict']}{gain}"
+        seeds = verdict["seeds"] or ()
+        whose = f" on seeds {', '.join(map(str, seeds))} together" if len(seeds) > 1 else ""
+        yield f"- Verdict of `icql judge`{whose}: {verdict['verdict']}{gain}"
         yield from (f"  - {reason}" for reason in verdict["reasons"])
     yield from (f"- Warning of the training: {said}" for said in card["warnings"])
 

@@ -46,6 +46,28 @@ def test_the_example_of_the_page_on_evidence_runs(tmp_path, monkeypatch, capsys)
     assert names["rings"].all()
 
 
+def test_the_commands_and_the_example_of_the_page_on_exporting_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "export.md").read_text()
+    for line in "".join(blocks(page, "bash")).splitlines():
+        assert main(shlex.split(line)[1:]) == 0, line
+    (code,) = blocks(page, "python")
+    names: dict[str, object] = {}
+    exec(compile(code, "export.md", "exec"), names)
+    action, distance, alarm, limit = names["said"]
+    assert action.shape == (3, 3)
+    assert alarm.all()
+    assert names["rings"].all()
+    assert (distance > limit).all()
+    named = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert named == ["state", "action", "distance", "alarm", "limit"]
+    capsys.readouterr()
+    for line in "".join(blocks(page, "sh")).splitlines():  # it would serve for ever
+        with pytest.raises(SystemExit):
+            main([*shlex.split(line)[1:], "--help"])
+        assert "usage" in capsys.readouterr().out
+
+
 def commands() -> list[list[str]]:
     lines = [line for block in blocks(README, "bash") for line in block.splitlines()]
     return [shlex.split(line, comments=True) for line in lines if line.startswith("icql ")]

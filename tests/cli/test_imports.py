@@ -30,6 +30,8 @@ sys.stderr.write(" ".join(name for name in %r if name in sys.modules))
         "evaluate --help",
         "judge --help",
         "select --help",
+        "export --help",
+        "serve --help",
         "algos",
         "data --help",
         "data list --help",

@@ -11,6 +11,7 @@ import chain
 import icql
 from icql.cli import main
 from icql.data.formats.npz import write_npz
+from icql.files import file_hash
 
 SMALL = {"policy.hidden": [8], "batch_size": 32}
 QUICK = ["--updates", "30", "--seeds", "2"]
@@ -66,6 +67,9 @@ def test_judge_says_all_it_knows(runs, capsys):
     assert any("spread" in note for note in said["notes"])
     again = icql.judge(runs / "one", settings={"updates": 30, "seeds": 2}, quiet=True)
     assert again["interval"] == said["interval"]
+    recorded = json.loads((runs / "one" / "judge.json").read_text())
+    assert recorded["verdict"] == said["verdict"]
+    assert recorded["policy_hash"] == file_hash(runs / "one" / "policy.safetensors")
 
 
 def test_for_people_and_moved_data(runs, capsys, tmp_path):

@@ -88,3 +88,22 @@ def test_the_alarm_of_a_run(tmp_path):
     data = icql.load_dataset(str(path))
     assert not alarm(data.states[:50]).rings.any()
     assert alarm(100 + data.states[:50]).rings.all()
+
+
+def test_a_part_of_the_states_keeps_the_rate_with_a_limit_of_its_own():
+    log = walks(2000, 0)
+    whole, part = fit_alarm(log, rate=0.05), fit_alarm(log, rate=0.05, states=2000)
+    assert len(part.kept) == 2000
+    assert part.retriever.engine == "exact"
+    assert part.limit > 1.2 * whole.limit  # fewer states lie farther apart
+    new = part(walks(2000, 1).states)
+    assert abs(new.rings.mean() - 0.05) < 0.01
+    assert np.isin(new.row, part.kept).all()
+    nearest = np.argmin(np.abs(part.kept - 7))
+    assert part(log.states[[part.kept[nearest]]]).row == part.kept[nearest]
+    assert fit_alarm(log, rate=0.05, states=10**6).limit == whole.limit
+
+
+def test_states_of_a_single_episode_are_too_few():
+    with pytest.raises(UserError, match="1 are too few"):
+        fit_alarm(walks(20, 0), states=1)

@@ -76,6 +76,7 @@ Your own data:
   icql data validate logs.csv
   icql train --dataset logs.csv --out runs/logs
   icql judge runs/logs
+  icql export runs/logs policy.onnx
 """
 
 COMMANDS: dict[str, Command | Group] = {
@@ -84,6 +85,8 @@ COMMANDS: dict[str, Command | Group] = {
     "compare": Command("final scores of several runs side by side", "compare:Compare"),
     "judge": Command("is it better? what the log alone can say, with intervals", "judge:Judge"),
     "select": Command("choose among runs by the log alone", "judge:Select"),
+    "export": Command("a policy and its alarm as one ONNX file", "export:Export"),
+    "serve": Command("answer requests with an exported policy, on this machine", "export:Serve"),
     "data": Group(
         "list, show, map, validate, convert, fetch and collect datasets",
         DATA,

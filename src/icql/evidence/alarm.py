@@ -5,12 +5,15 @@ nearest of *other* episodes, which is what a new episode would see. The alarm ri
 (1 − rate) quantile of the logged scores, with conformal prediction's correction for their number
 (Vovk et al. 2005): if new episodes come from where the logged ones came from, a share of about
 `rate` of their states rings. It says "nothing like this was logged", not "this is dangerous".
+
+An alarm may keep a part of the logged states only, so that it fits elsewhere (docs/export.md). Its
+limit is then that of this part: fewer states lie farther apart, and the rate stays as stated.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,11 +21,12 @@ from numpy.typing import ArrayLike, NDArray
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.files import default_cache_dir
-from icql.retrieval import ContextSettings, Retriever, find_space
+from icql.retrieval import ContextSettings, Retriever, Space, find_space
 from icql.settings.contexts import SpaceName
 
 SCORED = 20_000  # logged states at most that the limit is found on
 SEED = 0  # of which
+KEPT_SEED = 1  # of the states that are kept: drawn apart from those that are scored
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,10 @@ class Rings:
 class Alarm:
     """Rings where nothing like a state was logged."""
 
-    retriever: Retriever
+    retriever: Retriever  # of the states that are kept
     limit: float
     rate: float
+    kept: NDArray[np.integer]  # their rows in the log
 
     def __call__(self, states: ArrayLike) -> Rings:
         """Ask about states (B, obs) in the units of the log; a sensor that is NaN is an error."""
@@ -51,11 +56,19 @@ class Alarm:
             raise UserError(f"must have shape (B, {width}), not {batch.shape}.", where="states")
         rows, away = self.retriever(batch)
         distance = away[:, 0].astype(np.float64)
-        return Rings(distance > self.limit, distance, self.limit, rows[:, 0])
+        return Rings(distance > self.limit, distance, self.limit, self.kept[rows[:, 0]])
 
 
-def fit_alarm(data: Transitions, *, rate: float = 0.05, space: SpaceName = "standardised") -> Alarm:
+def fit_alarm(
+    data: Transitions,
+    *,
+    rate: float = 0.05,
+    space: SpaceName = "standardised",
+    states: int | None = None,
+) -> Alarm:
     """The alarm of a log, with about this share of false alarms in new episodes like its own.
+
+    `states` is how many logged states it keeps at most, drawn at random; None: all.
 
     Raises:
         UserError: there is a single episode, or the rate is beyond what its states can show.
@@ -68,20 +81,16 @@ def fit_alarm(data: Transitions, *, rate: float = 0.05, space: SpaceName = "stan
             where=data.info.source,
             fix="Log more episodes.",
         )
-    context = ContextSettings(k=1, space=space)
+    most = len(data) if states is None else max(states, 0)
+    kept = _some_rows(len(data), most, KEPT_SEED)
+    if len(np.unique(data.episode[kept])) < 2:
+        raise UserError(
+            f"{states} are too few: all that are kept come from one episode.", where="states"
+        )
+    # who asks for a part takes it elsewhere, where the search is exact
+    context = ContextSettings(k=1, space=space, engine="auto" if states is None else "exact")
     found = find_space(data, context, cache_dir=default_cache_dir())
-    retriever = Retriever(data.states, None, context, episode=data.episode, space=found)
-    rows = np.arange(len(data))
-    if len(rows) > SCORED:
-        rows = np.sort(np.random.default_rng(SEED).choice(len(data), SCORED, replace=False))
-    others = Retriever(
-        data.states,
-        None,
-        ContextSettings(k=1, space=space, exclude="episode"),
-        episode=data.episode,
-        space=found,
-    )
-    scores = np.sort(others(np.asarray(data.states[rows]), rows=rows)[1][:, 0])
+    scores = np.sort(_scores(data, kept, found, replace(context, exclude="episode")))
     place = math.ceil((len(scores) + 1) * (1 - rate))  # conformal: the new state is one more
     if place > len(scores):
         raise UserError(
@@ -89,4 +98,35 @@ def fit_alarm(data: Transitions, *, rate: float = 0.05, space: SpaceName = "stan
             where="rate",
             fix=f"Ask for at least {1 / (len(scores) + 1):.2g}.",
         )
-    return Alarm(retriever, float(scores[place - 1]), rate)
+    retriever = _retriever(data, kept, found, context)
+    return Alarm(retriever, float(scores[place - 1]), rate, kept)
+
+
+def _scores(
+    data: Transitions, kept: NDArray[np.integer], found: Space, context: ContextSettings
+) -> NDArray[np.float64]:
+    """How far logged states are from the nearest kept one of other episodes."""
+    others = _retriever(data, kept, found, context)
+    scored = _some_rows(len(data), SCORED, SEED)
+    episodes, first = np.unique(data.episode[kept], return_index=True)
+    place = np.minimum(np.searchsorted(episodes, data.episode[scored]), len(episodes) - 1)
+    # any kept row of a state's episode names it; -1 where none of it was kept
+    own = np.where(episodes[place] == data.episode[scored], first[place], -1)
+    return others(np.asarray(data.states[scored]), rows=own)[1][:, 0]
+
+
+def _retriever(
+    data: Transitions, kept: NDArray[np.integer], found: Space, context: ContextSettings
+) -> Retriever:
+    """A retriever of the kept states; of all, without a copy."""
+    states, episode = data.states, data.episode
+    if len(kept) < len(data):
+        states, episode = states[kept], episode[kept]
+    return Retriever(states, None, context, episode=episode, space=found)
+
+
+def _some_rows(rows: int, most: int, seed: int) -> NDArray[np.integer]:
+    """All rows, or `most` of them drawn by `seed`, ascending."""
+    if rows <= most:
+        return np.arange(rows)
+    return np.sort(np.random.default_rng(seed).choice(rows, most, replace=False))

@@ -240,7 +240,7 @@ class Standardised(eqx.Module):
 
     def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
         """Actions without history."""
-        action: Array = self.policy(self._seen(s))  # type: ignore[operator]
+        action: Array = self.policy(self.seen(s))  # type: ignore[operator]
         return action
 
     def start(self, rows: int) -> Any:
@@ -250,10 +250,10 @@ class Standardised(eqx.Module):
     def step(self, carry: Any, s: Array, rewards: Array, fresh: Array) -> tuple[Array, Any]:
         """Actions of one step, and what the policy carries on."""
         if isinstance(self.policy, MemoryPolicy):
-            return self.policy.step(carry, self._seen(s), rewards, fresh)
+            return self.policy.step(carry, self.seen(s), rewards, fresh)
         return self(s), None
 
-    def _seen(self, s: Array) -> Array:
+    def seen(self, s: Array) -> Array:
         """States as the policy was trained on them."""
         seen = (s - self.mean) / self.std
         return seen if self.limit is None else jnp.clip(seen, -self.limit, self.limit)

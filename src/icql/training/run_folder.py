@@ -10,6 +10,7 @@ policy.safetensors     final policies of all seeds, with their state normaliser
 critic.safetensors     final critics of all seeds
 graph.safetensors      what the retrieval graph says of every row: q, v, returns, weights
 result.json            final scores, apart from the best seen; per-episode returns
+judge.json             what `icql judge` last said of the policies, if it was asked
 plots/                 pictures
 """
 
@@ -45,6 +46,7 @@ class RunFolder:
         self.critic_path = path / "critic.safetensors"
         self.graph_path = path / "graph.safetensors"
         self.result_path = path / "result.json"
+        self.judge_path = path / "judge.json"
         self.plots = path / "plots"
 
     @staticmethod

@@ -20,7 +20,7 @@ from icql.data import Task, Transitions, get_task, load_dataset
 from icql.data.signals import Signals
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool, Progress, Rollouts, act_all, evaluate_policies
-from icql.evidence.alarm import Alarm, fit_alarm
+from icql.evidence.alarm import Alarm, Rings, fit_alarm
 from icql.evidence.behind import (
     Doubles,
     Grounds,
@@ -38,7 +38,7 @@ from icql.nn.ridge import Ridge
 from icql.retrieval import Retriever, Space, find_space
 from icql.retrieval.cache import read_fitted
 from icql.retrieval.metric import fitted_space
-from icql.settings.contexts import ContextSettings
+from icql.settings.contexts import ContextSettings, SpaceName
 from icql.settings.grid import Member, say_settings
 from icql.training.device import Normaliser, fit_normaliser, pack, state_limit, unpack
 from icql.training.plan import Plan
@@ -69,7 +69,7 @@ def load_policy(run: str | Path) -> TrainedPolicy:
     like = _stacked(plan, made)
     task = None if plan.task is None else get_task(plan.task)
     policies = load_weights(folder.policy_path, like)
-    return TrainedPolicy(policies, plan.members, task, folder.signals)
+    return TrainedPolicy(policies, plan.members, task, folder.path, folder.signals)
 
 
 def load_critic(
@@ -130,6 +130,7 @@ class TrainedPolicy:
     policies: Any  # stacked along a leading axis of members
     members: tuple[Member, ...]  # training seeds and, of a grid, the settings
     task: Task | None
+    run: Path  # the folder they come from
     signals: Signals = field(default_factory=Signals)  # what the data's numbers are called
 
     @property
@@ -158,6 +159,59 @@ class TrainedPolicy:
         if self.signals.choices and not normalised:
             return np.asarray(found.argmax(-1))
         return found if normalised else self.signals.in_units(found)
+
+    def member(self, place: int) -> Standardised:
+        """One of the policies by itself."""
+        one: Standardised = _at(self.policies, place)
+        return one
+
+    def alarm(self, states: ArrayLike) -> Rings:
+        """Whether nothing like each state (B, obs) was logged, and how far the nearest one is.
+
+        Needs the run's data where it was; `icql.load_alarm` says more, and takes another place.
+        """
+        return self._alarm(states)
+
+    @cached_property
+    def _alarm(self) -> Alarm:
+        return load_alarm(self.run)
+
+    def export(
+        self,
+        path: str | Path,
+        *,
+        states: int = 20_000,
+        rate: float = 0.05,
+        alarm: bool = True,
+        dataset: str | Path | None = None,
+        **which: Unpack[Which],
+    ) -> dict[str, Any]:
+        """Write one member's policy and its alarm as an ONNX file, and its card beside it.
+
+        The file is compared with this policy on 10,000 states first; nothing is written where they
+        differ (docs/export.md).
+
+        Args:
+            path: `….onnx`; the card is the same with `.md`.
+            states: how many logged states the alarm keeps at most.
+            rate: of its false alarms, in new episodes like the logged ones.
+            alarm: False leaves it out; then the run's data is not needed.
+            dataset: where the data is now, if not where it was when the run was made.
+            **which: `seed` and `settings`, as in `act`.
+
+        Returns:
+            The card.
+        """
+        from icql.training.exported import export_trained
+
+        return export_trained(
+            self,
+            _index(self.members, which),
+            Path(path),
+            states=states if alarm else None,
+            rate=rate,
+            dataset=dataset,
+        )
 
     def _observed(self, observations: ArrayLike) -> NDArray[np.float32]:
         """Observations as the policies take them; a `UserError` says what they are instead."""
@@ -301,12 +355,14 @@ def load_alarm(run: str | Path, *, rate: float = 0.05, dataset: str | Path | Non
     as the run measured them, or by each column's own spread where it measured none.
     """
     folder = RunFolder.open(run)
-    plan = Plan.read(folder)
-    known = plan.columns if dataset is None else None
-    data = load_dataset(dataset or plan.dataset, task=plan.task, columns=known)
-    folder.check_data(data)
-    space = plan.settings.draw.space
-    return fit_alarm(data, rate=rate, space="standardised" if space == "raw" else space)
+    data = data_of(folder, dataset=dataset)
+    return fit_alarm(data, rate=rate, space=alarm_space(Plan.read(folder)))
+
+
+def alarm_space(plan: Plan) -> SpaceName:
+    """Where a run's alarm measures distances."""
+    space: SpaceName = plan.settings.draw.space
+    return "standardised" if space == "raw" else space
 
 
 def _parts(member: Any, s: Any, a: Any, context: Any) -> tuple[Doubles, Doubles]:

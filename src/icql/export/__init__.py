@@ -1,0 +1,1 @@
+"""A policy and its alarm as one ONNX file that needs nothing of this package to run."""

@@ -1,0 +1,1 @@
+"""An exported policy over HTTP; onnxruntime runs it, JAX is not needed."""

@@ -1,0 +1,135 @@
+"""From a port to answers, until SIGTERM: what was asked by then is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+
+from icql.errors import UserError
+from icql.serving.app import Served, make_app
+from icql.serving.policy_file import PolicyFile
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+WAITING = 1.0  # seconds at the end for requests on connections that are open
+ENDING = 30  # seconds at most for answers in the making
+BACKLOG = 2048  # connections that wait to be accepted
+
+
+def serve(policy: PolicyFile, host: str, port: int, begun: Callable[[str], None]) -> Served:
+    """Answer until SIGTERM or Ctrl-C; `begun` is told the address. Returns what was answered.
+
+    Raises:
+        UserError: the host is not this machine, or the port is taken.
+    """
+    listening = listen(host, port)
+    address = f"[{host}]" if ":" in host else host
+    served = Served()
+    config = uvicorn.Config(
+        make_app(policy, served),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=ENDING,
+    )
+    server = _Server(config, served, lambda: begun(f"http://{address}:{port_of(listening)}"))
+    # uvicorn raises a signal again once it has ended; here that is how a server is meant to end
+    before = signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
+    try:
+        server.run(sockets=[listening])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        listening.close()
+        served.beside.shutdown()
+    return served
+
+
+def port_of(listening: socket.socket) -> int:
+    """The port of a socket; of port 0 the one that was chosen."""
+    port: int = listening.getsockname()[1]
+    return port
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on this machine alone."""
+    if host not in LOOPBACK:
+        raise UserError(
+            f"must be {', '.join(LOOPBACK[:-1])} or {LOOPBACK[-1]}, not {host!r}: a policy is "
+            "served to its own machine.",
+            where="--host",
+            fix="For others, put a proxy with access control of your own before it.",
+        )
+    if not 0 <= port < 2**16:
+        raise UserError(f"must lie between 0 and 65535, not {port}.", where="--port")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        taken = error.errno == errno.EADDRINUSE
+        what = "is in use" if taken else f"cannot be listened on ({error.strerror})"
+        raise UserError(
+            f"port {port} of {host} {what}.", where="--port", fix="Choose another with --port."
+        ) from None
+    return listening
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which at the end also answers what is still on its way on open connections."""
+
+    def __init__(self, config: uvicorn.Config, served: Served, begun: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._served, self._begun = served, begun
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin, and say so."""
+        await super().startup(sockets)
+        self._begun()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more; answer and close what is open; then end as uvicorn does."""
+        self._served.ending = True
+        waiting = [one for listening in sockets or () for one in _accept_all(listening)]
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        for one in waiting:
+            await loop.connect_accepted_socket(self._connection, one)
+        until = loop.time() + WAITING
+        while self._open and loop.time() < until:
+            await asyncio.sleep(0.01)
+        await super().shutdown(sockets)
+
+    def _connection(self) -> asyncio.Protocol:
+        kind: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = kind(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
+    @property
+    def _open(self) -> Any:
+        return self.server_state.connections
+
+
+def _accept_all(listening: socket.socket) -> list[socket.socket]:
+    """Who is connected already but not accepted: closing the port would throw them out."""
+    accepted = []
+    with contextlib.suppress(OSError):  # nobody is left
+        listening.setblocking(False)
+        while True:
+            one, _ = listening.accept()
+            one.setblocking(False)
+            accepted.append(one)
+    return accepted

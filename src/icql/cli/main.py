@@ -83,6 +83,7 @@ COMMANDS: dict[str, Command | Group] = {
     "train": Command("train a policy from logged data", "train:Train"),
     "evaluate": Command("score the policies of a run in their environment", "evaluate:Evaluate"),
     "compare": Command("final scores of several runs side by side", "compare:Compare"),
+    "analyse": Command("what critics say of the same states, and how", "analyse:Analyse"),
     "judge": Command("is it better? what the log alone can say, with intervals", "judge:Judge"),
     "select": Command("choose among runs by the log alone", "judge:Select"),
     "export": Command("a policy and its alarm as one ONNX file", "export:Export"),

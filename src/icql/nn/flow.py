@@ -32,7 +32,7 @@ class Flow(eqx.Module):
         key: PRNGKeyArray,
     ) -> None:
         sizes = observation_dim + action_dim + 1, action_dim
-        self.net = policy_net(*sizes, settings, noise, activation="gelu", final_gain=0.1, key=key)
+        self.net = policy_net(*sizes, settings, noise, activation="gelu", gain=0.1, key=key)
         self.steps = steps
 
     def velocity(
@@ -74,7 +74,7 @@ class OneStepPolicy(eqx.Module):
         key: PRNGKeyArray,
     ) -> None:
         sizes = observation_dim + action_dim, action_dim
-        self.net = policy_net(*sizes, settings, noise, activation="gelu", final_gain=0.1, key=key)
+        self.net = policy_net(*sizes, settings, noise, activation="gelu", gain=0.1, key=key)
         self.action_dim = action_dim
 
     def raw(

@@ -130,10 +130,9 @@ def _score(cell: TableCell | None) -> str:
     lines = []
     for number, verdict in cell.verdicts:
         std = "" if number.std is None else f" ± {number.std:.1f} std"
-        kind = "" if number.kind == "run" else f", {number.kind}"
         lines.append(
             f'<br><small title="{escape(number.label)}">{escape(number.source)} {number.mean:.1f}'
-            f'{std}{escape(kind)} <span class="tag {verdict.replace(" ", "-")}">{verdict}</span>'
+            f'{std}{escape(number.caveat)} <span class="tag {verdict.replace(" ", "-")}">{verdict}</span>'
             "</small>"
         )
     if cell.short and not cell.verdicts:

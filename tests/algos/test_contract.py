@@ -91,6 +91,10 @@ BRANCHES = {
     "cql-ridge": ("cql", {**RIDGE, "critic": "local"}),
     "dmg-ridge": ("dmg", {**RIDGE, "critic": "local"}),
     "fql-ridge": ("fql", {**RIDGE, "critic": "local"}),
+    "cql-kitchen": (
+        "cql",
+        {"importance_sampling": False, "max_backup": True, "cloning_steps": 5},
+    ),
     "icql-options": ("icql", {**LINEAR, "value": "expectile"}),
     "icql-printed-sign": ("icql", {**LINEAR, "value": "policy", "expectile_sign": "q-y"}),
     "icql-td3bc-options": ("icql-td3bc", LINEAR),

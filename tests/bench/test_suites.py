@@ -99,7 +99,9 @@ def test_other_sources_and_kinds():
     assert {key: published(*key)[0].kind for key in kinds} == kinds
     cells = {"cql": ("kitchen-partial-v0", "door-cloned-v1"), "bc": ("walker2d-medium-v2",)}
     survey = {
-        (row, task): [(n.mean, n.kind) for n in published("main", row, task) if n.source == "Survey"]
+        (row, task): [
+            (n.mean, n.kind) for n in published("main", row, task) if n.source == "Survey"
+        ]
         for row, tasks in cells.items()
         for task in tasks
     }

@@ -113,11 +113,8 @@ class CQL(CriticLearner[CQLSettings]):
             values = at_s(actions, key=q_key)
             logged, others = values[:, 0], values[:, 1:]
             error = y - logged
-            if unweighted:
-                gap = conservative_gap(logged, values, jnp.zeros((1, 1)), s.cql_temperature)
-            else:
-                gap = conservative_gap(logged, others, log_density, s.cql_temperature)
-            gap = gap.mean(-1)
+            summed = (values, jnp.zeros_like(values[0])) if unweighted else (others, log_density)
+            gap = conservative_gap(logged, *summed, s.cql_temperature).mean(-1)
             excess = gap - s.target_gap if s.lagrange else gap
             loss = (error**2).mean(-1).sum() + dual * s.alpha * excess.sum()
             extras = {"q": logged.mean(), "td_error": jnp.abs(error).mean(), "gap": gap.mean()}

@@ -1,4 +1,4 @@
-"""CQL's options against NumPy: the best of several next actions, sums without densities, cloning."""
+"""CQL's options against NumPy: the best of several next actions, unweighted sums, cloning."""
 
 from __future__ import annotations
 

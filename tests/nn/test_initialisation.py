@@ -1,7 +1,7 @@
 """How networks start, against the definitions in the authors' code; numbers are theirs, not ours.
 
-A uniform distribution over [−b, b] has the standard deviation b/√3, and of many draws the largest is
-just under b; an orthogonal matrix times g has singular values of g.
+A uniform distribution over [−b, b] has the standard deviation b/√3, and of many draws the largest
+is just under b; an orthogonal matrix times g has singular values of g.
 """
 
 from __future__ import annotations

@@ -82,7 +82,9 @@ def _latex_table(table: Table) -> str:
         firsts = [cell.verdicts[:1] if cell is not None else [] for cell in cells]
         if any(firsts):
             theirs = [
-                _tex(f"({found[0][0].mean:.1f}{found[0][0].caveat}, {found[0][1]})") if found else ""
+                _tex(f"({found[0][0].mean:.1f}{found[0][0].caveat}, {found[0][1]})")
+                if found
+                else ""
                 for found in firsts
             ]
             lines.append(f" & {' & '.join(theirs)} \\\\")

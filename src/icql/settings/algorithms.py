@@ -297,8 +297,20 @@ class QCSettings(FlowSettings):
     """α, the weight of distillation against −Q (QC-FQL only)."""
     chunk: Count = 5
     """h, the actions of a chunk."""
+    critic: CriticKind = "global"
+    """global alone: contexts are single transitions, and the critic judges chunks."""
     samples: Count = 32
     """n: the best-of-n policy takes the best of this many chunks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.critic == "local":
+            raise UserError(
+                "QC has no local critic: it judges chunks of actions, the retrieved contexts are "
+                "single transitions, and best-of-n would have to retrieve while it acts.",
+                where="critic",
+                fix="Take FQL's (--algo fql --critic local), or --critic global.",
+            )
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from icql.losses import log_temperature_loss
 from icql.nn.policies import TanhGaussianPolicy
 from icql.settings.change import override
 from icql.settings.shared import PolicySettings
+from icql.training.vary import check_grid
 
 OBS, ACT, ROWS, SAMPLES = 3, 2, 6, 4
 SMALL = {"hidden": (8,), "policy.hidden": (8,), "samples": SAMPLES}
@@ -184,6 +185,10 @@ def test_cqls_fresh_policy_and_that_its_two_numbers_learn() -> None:
     np.testing.assert_array_equal(state.pi.model.log_std, [1.0, -1.0])
     after, _ = algorithm.update(state, batch(), KEY)
     assert np.all(np.asarray(after.pi.model.log_std) != [1.0, -1.0])
+
+
+def test_the_offset_can_be_one_of_a_grid() -> None:
+    check_grid(make(), {"log_std_offset": (-1.0, -2.0)}, batch())
 
 
 def test_an_action_on_the_edge_has_a_finite_density() -> None:

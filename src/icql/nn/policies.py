@@ -212,12 +212,12 @@ class TanhGaussianPolicy(eqx.Module):
         settings: PolicySettings,
         noise: Noise = (),
         *,
-        log_std: tuple[float, float] | None = None,
+        log_std: tuple[float | Array, float | Array] | None = None,
         key: PRNGKeyArray,
     ) -> None:
         sizes = observation_dim, 2 * action_dim
         self.net = policy_net(*sizes, settings, noise, gain=0.01, key=key)
-        self.log_std = None if log_std is None else jnp.asarray(log_std)
+        self.log_std = None if log_std is None else jnp.stack([jnp.asarray(x) for x in log_std])
         self.action_dim = action_dim
 
     def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:

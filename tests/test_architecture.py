@@ -117,6 +117,7 @@ def test_a_row_passes_the_files_that_the_page_lists(tmp_path):
     beside = {
         "algos/presets.py",  # settings, before any row
         "algos/registry.py",
+        "nn/initialisation.py",  # fresh networks, before any row too
         "data/pictures.py",  # the run's plots
         "data/download.py",  # where a file could also be
         "data/signals.py",  # what the columns are called

@@ -126,6 +126,13 @@ def temperature_loss(log_temperature: Scalar, log_prob: Values, target_entropy: 
     return -(jnp.exp(log_temperature) * (log_prob + target_entropy)).mean()
 
 
+def log_temperature_loss(
+    log_temperature: Scalar, log_prob: Values, target_entropy: Number
+) -> Scalar:
+    """E [−log α (log π(ã|s) + H̄)]: the form of CQL's official code, linear in log α."""
+    return -(log_temperature * (log_prob + target_entropy)).mean()
+
+
 def flow_point(
     noise: Float[Array, "... act"], a: Float[Array, "... act"], t: Float[Array, "... 1"]
 ) -> Float[Array, "... act"]:

@@ -89,6 +89,10 @@ BRANCHES = {
     "icql-policy-value-ridge": ("icql", {**RIDGE, "value": "policy"}),
     "icql-td3bc-ridge-unit": ("icql-td3bc", RIDGE),
     "cql-ridge": ("cql", {**RIDGE, "critic": "local"}),
+    "cql-kitchen": (
+        "cql",
+        {"importance_sampling": False, "max_backup": True, "cloning_steps": 5},
+    ),
     "icql-options": ("icql", {**LINEAR, "value": "expectile"}),
     "icql-printed-sign": ("icql", {**LINEAR, "value": "policy", "expectile_sign": "q-y"}),
     "icql-td3bc-options": ("icql-td3bc", LINEAR),

@@ -13,11 +13,14 @@ from scipy import stats
 
 from icql.algos.base import Batch, Spec, Transition, Window
 from icql.algos.fql import FQL, aggregate
+from icql.algos.presets import resolve_preset
 from icql.algos.qc import QC
+from icql.algos.registry import make_algorithm
 from icql.errors import UserError
 from icql.losses import chunk_target, distillation_loss, flow_matching, flow_point, masked_mean
 from icql.nn.flow import Flow, noise_of_state
 from icql.settings.algorithms import FQLSettings, QCSettings
+from icql.settings.change import override
 from icql.settings.contexts import ContextSettings
 from icql.settings.shared import LocalSettings, PolicySettings
 
@@ -226,6 +229,25 @@ def test_distillation_by_hand():
     assert loss == pytest.approx(10 * 1.5 - 3.0)
 
 
+@pytest.mark.parametrize("name", ["fql", "qc"])
+def test_targets_follow_the_critics_as_they_were(name):
+    """fql and qc, target_update: τ of the parameters before the gradient step."""
+    small = {"hidden": (8,), "policy.hidden": (8,), "batch_size": 4, "target_rate": 0.25}
+    settings = override(resolve_preset(name, "quick", None).settings, small)
+    algo = make_algorithm(name, settings, Spec(OBS, ACT, 10))
+    batch = chunk_batch(2, np.ones((4, settings.chunk if name == "qc" else 3), bool))
+    update = eqx.filter_jit(algo.update)
+    begin = algo.init(jax.random.key(0))
+    first, _ = update(begin, batch, jax.random.key(1))
+    second, _ = update(first, batch, jax.random.key(2))
+    states = (begin.q.model, first.q.model, first.q_target, second.q_target)
+    for fresh, q, target, later in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_allclose(target, fresh, rtol=1e-6)
+        np.testing.assert_allclose(
+            later, 0.75 * np.asarray(fresh) + 0.25 * np.asarray(q), rtol=1e-5, atol=1e-7
+        )
+
+
 def test_qc_fql_distils_the_flow_and_bootstraps_from_one_step():
     """Critic and policy losses of the distilled actor, worked out row by row."""
     settings = QCSettings(
@@ -344,6 +366,7 @@ def test_qc_executes_a_chunk_to_its_end_and_plans_anew_when_an_episode_begins():
         (lambda: QCSettings(samples=0), "samples"),
         (lambda: QCSettings(alpha=-1.0), "alpha"),
         (lambda: QCSettings(discount=1.0), "discount"),
+        (lambda: QCSettings(critic="local"), "critic: QC has no local critic.*fql --critic local"),
     ],
 )
 def test_settings_out_of_range(make, setting):

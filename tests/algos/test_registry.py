@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from icql import plugins
-from icql.algos import registry
+from icql.algos import radt, registry
 from icql.errors import UserError
 from icql.settings.algorithms import BCSettings
 
@@ -37,6 +37,12 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def test_algorithms_of_packages_are_known(package: ModuleType, what: Any) -> None:
     package.what = what
     assert registry.get_algorithm("mine") is MINE
+
+
+def test_a_port_is_called_one() -> None:
+    """RA-DT has no D4RL recipe: what is listed says that, and what differs."""
+    assert "a port: " in registry.get_algorithm("radt").summary
+    assert (radt.__doc__ or "").startswith("RA-DT, a port: ")
 
 
 def test_a_package_may_register_its_algorithm_itself(package: ModuleType) -> None:

@@ -135,6 +135,21 @@ def test_verdicts_and_misses_by_scipy(report):
     assert len([cell for cell, _ in report.misses() if cell.place.suite == "extended"]) == below
 
 
+def test_numbers_that_were_not_run_over_seeds_are_marked_as_such(report, html, tmp_path):
+    """BC's is quoted, QC's on Kitchen a single seed's: every format says so, and what it means."""
+    texts = {"html": html}
+    for ending in ("md", "tex"):
+        write_report(report, tmp_path / f"report.{ending}")
+        texts[ending] = (tmp_path / f"report.{ending}").read_text()
+    assert "ICQL paper 65.0, quoted" in texts["html"]
+    assert "ICQL paper 65.0 (quoted)" in texts["md"]
+    assert "(65.0, quoted, " in texts["tex"]
+    assert "(27.5, single seed, " in texts["tex"]
+    for text in texts.values():
+        assert "taken over and not run" in text
+        assert "what one seed of 10 episodes gives" in text
+
+
 def test_aggregates_are_over_the_tasks_of_all(tmp_path):
     folder = made_up().made_up_folder(tmp_path / "bench", suites=("td3bc",), seeds=3)
     groups, _ = folder.groups()

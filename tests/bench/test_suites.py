@@ -97,6 +97,36 @@ def test_other_sources_and_kinds():
         ("extended", "icql", "kitchen-partial-v0"): "run",
     }
     assert {key: published(*key)[0].kind for key in kinds} == kinds
+    cells = {"cql": ("kitchen-partial-v0", "door-cloned-v1"), "bc": ("walker2d-medium-v2",)}
+    survey = {
+        (row, task): [
+            (n.mean, n.kind) for n in published("main", row, task) if n.source == "Survey"
+        ]
+        for row, tasks in cells.items()
+        for task in tasks
+    }
+    assert survey == {
+        ("cql", "kitchen-partial-v0"): [(49.8, "quoted")],
+        ("cql", "door-cloned-v1"): [],  # where the paper's own number is another one
+        ("bc", "walker2d-medium-v2"): [(75.3, "quoted")],
+    }
+
+
+def test_what_is_called_single_seed_could_be_one():
+    """One seed × 10 episodes × 4 subtasks gives multiples of 2.5; runs over 5 seeds rarely do."""
+    single = [
+        number.mean
+        for suite in TABLES
+        for row in suite.rows
+        for task in suite.tasks
+        for number in published(suite.id, row.id, task)
+        if number.kind == "single seed"
+    ]
+    assert len(single) == 3 + 4 * 3
+    assert all(mean % 2.5 == 0 for mean in single)
+
+
+def test_remarks_and_citations():
     assert published("main", "bc", "hopper-mini") == ()
     assert all(citations().values())
     assert len(remarks("main", ["ICQL paper"])) == 1

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from icql.nn.mlp import MLP, LayerNorm, dropout, normalise, orthogonal
+from icql.nn.initialisation import orthogonal
+from icql.nn.mlp import MLP, LayerNorm, dropout, normalise
 
 
 @pytest.mark.parametrize("shape", [(40, 40), (7, 33), (33, 7), (5, 1), (1, 1)])

@@ -12,6 +12,7 @@ import pytest
 
 from icql.errors import UserError
 from icql.nn import backend
+from icql.nn.initialisation import by_orthogonal
 from icql.nn.mlp import MLP, Linear, in_precision
 from icql.settings.run import RunSettings
 
@@ -27,7 +28,9 @@ def rounded(x: np.ndarray) -> np.ndarray:
 
 
 def product(x, w, precision="bfloat16"):
-    layer = eqx.tree_at(lambda layer: layer.weight, Linear(7, 5, gain=1.0, key=KEY), w)
+    layer = eqx.tree_at(
+        lambda layer: layer.weight, Linear(7, 5, init=by_orthogonal(1.0), key=KEY), w
+    )
     return in_precision(layer, precision).product(x)
 
 
@@ -48,7 +51,7 @@ def test_factors_are_rounded_and_sums_are_not():
 
 
 def test_float32_is_the_default_and_comes_back():
-    layer = Linear(7, 5, gain=1.0, key=KEY)
+    layer = Linear(7, 5, init=by_orthogonal(1.0), key=KEY)
     assert layer.precision == "float32"
     assert in_precision(layer, "bfloat16").precision == "bfloat16"
     assert layer.precision == "float32"  # the one that was given is as before

@@ -155,6 +155,9 @@ def test_d4rls_states_are_measured_as_before() -> None:
     floor = 0.1 * np.median(std[:3])
     found = fit_normaliser(transitions(states), DataSettings(normalise_states=True))
     assert_allclose(found.std, [std[0], std[1], max(std[2], floor), 1], rtol=1e-6)
+    official = DataSettings(normalise_states=True, spread="plain")
+    # TD3_BC, utils.py: std + 1e-3, whatever a column does
+    assert_allclose(fit_normaliser(transitions(states), official).std, std + 1e-3, rtol=1e-6)
     plain = fit_normaliser(transitions(states), DataSettings())
     assert (plain.mean.tolist(), plain.std.tolist()) == ([0] * 4, [1] * 4)
 

@@ -101,8 +101,15 @@ class CriticLearner(Algorithm[S]):
     ) -> Critics:
         states, local = self.spec.observation_dim, self._local
         if local is None:
-            sizes = (states + actions, self.settings.hidden, count)
-            return global_critics(*sizes, activation=activation, layer_norm=layer_norm, key=key)
+            return global_critics(
+                states + actions,
+                self.settings.hidden,
+                count,
+                activation=activation,
+                layer_norm=layer_norm,
+                init=self.settings.init,
+                key=key,
+            )
         return local_critics(
             states,
             actions,

@@ -1,14 +1,17 @@
-"""CQL: conservative Q-learning, CQL(H) with importance sampling, with a global or a local critic.
+"""CQL: conservative Q-learning, CQL(H), with a global or a local critic.
 
 Kumar et al. 2020, "Conservative Q-Learning for Offline Reinforcement Learning", on SAC, in the
 form of CORL's `cql.py`. With `critic = local` every Q below is Q̂(s, a | Ω_s).
 
     Q:  min Σ_i E (y − Q_i(s, a))² + α E[log Σ_a exp Q_i(s, a) − Q_i(s, a)]      CQL(H)
         y = r + γ(1−done) min_i Q̄_i(s', ã'),  ã' ~ π(·|s')
+        or, with `max_backup`, max over N actions ã' of min_i Q̄_i(s', ã')
         log Σ_a exp Q from N actions each of U[−1, 1], π(·|s) and π(·|s'), every one
-        divided by the density it was drawn with
+        divided by the density it was drawn with; without `importance_sampling` none is
+        divided, and the logged action is one of them
     π:  min E [T log π(ã|s) − min_i Q_i(s, ã)],  ã ~ π(·|s)                        SAC, policy
-    T:  min E [−T (log π(ã|s) + H̄)],  H̄ = −dim(A)                                SAC, temperature
+        in the first `cloning_steps` updates log π(a|s) of the logged a in the place of Q
+    T:  min E [−log T (log π(ã|s) + H̄)],  H̄ = −dim(A)                            SAC, temperature
     α, with `lagrange` (CQL, appendix):  α' ≥ 0 is raised while E[log Σ exp Q − Q] > gap:
         min_Q max_α'  α' α (E[log Σ_a exp Q_i(s, a) − Q_i(s, a)] − gap)
 
@@ -27,7 +30,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from icql.algos.actor_critic import CriticLearner, critic_optimiser, policy_optimiser
 from icql.algos.base import Batch, Metrics, Transition
@@ -36,8 +39,8 @@ from icql.losses import (
     bellman_target,
     conservative_gap,
     expected_soft_value,
+    log_temperature_loss,
     soft_actor_loss,
-    temperature_loss,
 )
 from icql.nn.critics import Critics, ValueAt
 from icql.nn.mlp import in_precision
@@ -53,6 +56,7 @@ class CQLState(eqx.Module):
     pi: Trained[TanhGaussianPolicy | CategoricalPolicy]
     log_temperature: Trained[Float[Array, ""]]
     log_dual: Trained[Float[Array, ""]] | None  # log α', the Lagrange form only
+    step: Int[Array, ""] | None  # where the policy clones first
 
 
 @dataclass(frozen=True)
@@ -64,15 +68,14 @@ class CQL(CriticLearner[CQLSettings]):
         s, spec = self.settings, self.spec
         q_key, pi_key = jax.random.split(key)
         q, optimiser = self.fresh_q(q_key), policy_optimiser(s, spec)
-        sizes = spec.observation_dim, spec.action_dim
-        kind = CategoricalPolicy if spec.discrete else TanhGaussianPolicy
-        pi = kind(*sizes, s.policy, spec.noise, key=pi_key)
+        pi = self._fresh_policy(pi_key)
         state = CQLState(
             q=start(q, critic_optimiser(s)),
             q_target=q,
             pi=start(pi, optimiser),
             log_temperature=start(jnp.zeros(()), optimiser),
             log_dual=start(jnp.zeros(()), self._dual_optimiser()) if s.lagrange else None,
+            step=jnp.zeros((), jnp.int32) if s.cloning_steps else None,
         )
         return in_precision(state, spec.precision)
 
@@ -84,7 +87,7 @@ class CQL(CriticLearner[CQLSettings]):
         at_s = state.q.model.at(query.s, batch.context, prior=state.q_target)
 
         def policy_loss(pi: TanhGaussianPolicy | CategoricalPolicy) -> tuple[Array, Array]:
-            return self._actor_loss(pi, at_s, query.s, temperature, pi_key)
+            return self._actor_loss(pi, at_s, query, temperature, state.step, pi_key)
 
         pi, pi_loss, log_prob = descend(state.pi, optimiser, policy_loss)
 
@@ -93,13 +96,15 @@ class CQL(CriticLearner[CQLSettings]):
         log_temperature, _, _ = descend(
             state.log_temperature,
             optimiser,
-            lambda log_t: (temperature_loss(log_t, log_prob, target_entropy), None),
+            lambda log_t: (log_temperature_loss(log_t, log_prob, target_entropy), None),
         )
 
         v_next = self._next_value(state, batch, temperature, next_key)
         y = bellman_target(query.r, query.mask, v_next, s.discount)
 
         sampled, log_density = self._proposals(state.pi.model, query, sample_key)
+        # of choices nothing was drawn: the sum over them is exact
+        unweighted = not (s.importance_sampling or self.spec.discrete)
         actions = jnp.concatenate([query.a[None], sampled])  # one pass: logged, then sampled
         dual = jnp.ones(()) if state.log_dual is None else self._dual(state.log_dual.model)
 
@@ -108,7 +113,8 @@ class CQL(CriticLearner[CQLSettings]):
             values = at_s(actions, key=q_key)
             logged, others = values[:, 0], values[:, 1:]
             error = y - logged
-            gap = conservative_gap(logged, others, log_density, s.cql_temperature).mean(-1)
+            summed = (values, jnp.zeros_like(values[0])) if unweighted else (others, log_density)
+            gap = conservative_gap(logged, *summed, s.cql_temperature).mean(-1)
             excess = gap - s.target_gap if s.lagrange else gap
             loss = (error**2).mean(-1).sum() + dual * s.alpha * excess.sum()
             extras = {"q": logged.mean(), "td_error": jnp.abs(error).mean(), "gap": gap.mean()}
@@ -134,37 +140,62 @@ class CQL(CriticLearner[CQLSettings]):
             "max_preconditioner": q.model.max_preconditioner(),
         }
         q_target = follow(state.q_target, q.model, s.target_rate)
-        return CQLState(q, q_target, pi, log_temperature, log_dual), metrics
+        step = None if state.step is None else state.step + 1
+        return CQLState(q, q_target, pi, log_temperature, log_dual, step), metrics
+
+    def _fresh_policy(self, key: PRNGKeyArray) -> TanhGaussianPolicy | CategoricalPolicy:
+        s, spec = self.settings, self.spec
+        form = (spec.observation_dim, spec.action_dim, s.policy, spec.noise)
+        if spec.discrete:
+            return CategoricalPolicy(*form, key=key)
+        return TanhGaussianPolicy(*form, log_std=(s.log_std_multiplier, s.log_std_offset), key=key)
 
     def _actor_loss(
         self,
         pi: TanhGaussianPolicy | CategoricalPolicy,
         at_s: ValueAt,
-        s: Float[Array, "batch obs"],
+        query: Transition,
         temperature: Float[Array, ""],
+        step: Int[Array, ""] | None,
         key: PRNGKeyArray,
     ) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
         """SAC's loss of the policy, and log π(ã|s): its mean where actions are choices."""
         if isinstance(pi, CategoricalPolicy):
-            log_probs = pi.log_probs(s, key=key)
+            log_probs = pi.log_probs(query.s, key=key)
+            log_prob = (jnp.exp(log_probs) * log_probs).sum(-1)
             value = expected_soft_value(at_s(_every(*log_probs.shape)), log_probs, temperature)
-            return -value.mean(), (jnp.exp(log_probs) * log_probs).sum(-1)
-        a, log_prob = pi.sample(s, key=key, training=True)
-        return soft_actor_loss(at_s(a), log_prob, temperature), log_prob
+            loss = -value.mean()
+        else:
+            a, log_prob = pi.sample(query.s, key=key, training=True)
+            loss = soft_actor_loss(at_s(a), log_prob, temperature)
+        if step is None:
+            return loss, log_prob
+        cloned = pi.log_prob(query.s, query.a, key=jax.random.fold_in(key, 1))
+        cloning_loss = (temperature * log_prob - cloned).mean()
+        return jnp.where(step < self.settings.cloning_steps, cloning_loss, loss), log_prob
 
     def _next_value(
         self, state: CQLState, batch: Batch, temperature: Float[Array, ""], key: PRNGKeyArray
     ) -> Float[Array, " batch"]:
-        """min_i Q̄_i(s', ã') of one action drawn, or its mean over all where they are choices."""
-        pi, query, entropy = state.pi.model, batch.query, self.settings.backup_entropy
+        """min_i Q̄_i(s', ã') of one action drawn, or its mean over all where they are choices.
+
+        With `max_backup`, that of the best of several drawn, or of all.
+        """
+        pi, query, given = state.pi.model, batch.query, self.settings
         if isinstance(pi, CategoricalPolicy):
-            log_probs = pi.log_probs(query.s_next)
-            every = _every(*log_probs.shape)
-            q_next = self.bounded(state.q_target(query.s_next, every, batch.context_next))
-            return expected_soft_value(q_next, log_probs, temperature if entropy else 0.0)
-        a_next, log_prob_next = pi.sample(query.s_next, key=key)
-        v_next = self.bounded(state.q_target(query.s_next, a_next, batch.context_next).min(0))
-        return v_next - temperature * log_prob_next if entropy else v_next
+            log_prob_next = pi.log_probs(query.s_next).T
+            a_next = _every(*query.a.shape)
+        else:
+            keys = jax.random.split(key, given.samples) if given.max_backup else key[None]
+            a_next, log_prob_next = jax.vmap(lambda k: pi.sample(query.s_next, key=k))(keys)
+        q_next = self.bounded(state.q_target(query.s_next, a_next, batch.context_next))
+        scale = temperature if given.backup_entropy else jnp.zeros(())
+        if isinstance(pi, CategoricalPolicy) and not given.max_backup:
+            return expected_soft_value(q_next, log_prob_next.T, scale)
+        least = q_next.min(0)
+        best = least.argmax(0)[None]
+        v_next, log_prob = (jnp.take_along_axis(x, best, 0)[0] for x in (least, log_prob_next))
+        return v_next - scale * log_prob
 
     def _proposals(
         self, pi: TanhGaussianPolicy | CategoricalPolicy, query: Transition, key: PRNGKeyArray

@@ -7,7 +7,8 @@ Q̂(s, a | Ω_s). z ~ N(0, I), t ~ U(0, 1), x_t = (1 − t) z + t a:
                  with a_v(s, z) where ten Euler steps along v take z
     Q:           min E Σ_i (y − Q_i(s, a))²,  y = r + γ(1−done) Q̄(s', μ(s', z'))    critic loss
 Squares are means over action dimensions, as in the official code. The policy that acts is μ; its
-noise z is seeded by the state (see :func:`icql.nn.flow.noise_of_state`).
+noise z is seeded by the state, where the official code draws it at every call: what is equal in
+that, and what is not, says :func:`icql.nn.flow.noise_of_state`.
 """
 
 from __future__ import annotations
@@ -146,7 +147,9 @@ class FQL(FlowLearner[FQLSettings]):
             "q": q_mean,
             "max_preconditioner": q.model.max_preconditioner(),
         }
-        return FlowState(q, follow(state.q_target, q.model, s.target_rate), flow, pi), metrics
+        # the official target follows the critics as they were before this step
+        q_target = follow(state.q_target, state.q.model, s.target_rate)
+        return FlowState(q, q_target, flow, pi), metrics
 
 
 def aggregate(q: Float[Array, "critics ..."], how: Aggregate) -> Float[Array, "..."]:

@@ -35,9 +35,8 @@ def resolve_preset(algo: str, preset: str, task: str | None) -> Preset:
         )
     entry = get_algorithm(algo)
     own = _presets().get(algo, entry.presets)
-    tasks = own.get("tasks", [])
-    layers = [own.get("base", {})]
-    layers += _fitting(_presets()[tasks]["tasks"] if isinstance(tasks, str) else tasks, task)
+    shared = _presets()[own["like"]]["tasks"] if "like" in own else []
+    layers = [own.get("base", {}), *_fitting([*shared, *own.get("tasks", [])], task)]
     if preset == "quick":
         layers.append(own.get("quick", {}))
     elif preset == "robust":

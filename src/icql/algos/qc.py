@@ -10,7 +10,8 @@ and critic work on chunks a_{t:t+h} of h actions, which are executed in one go:
         distilled  one-step μ: min E [−Q(s, μ(s, z)) + α ‖μ(s, z) − a_v(s, z)‖²]       QC-FQL
 A chunk that would reach beyond its episode's end is not `valid`: its critic loss is masked, and of
 its flow loss the actions beyond the end. The paper trains on online afterwards; this is its
-offline phase. There is no local critic of chunks: retrieved contexts are single transitions.
+offline phase. A local critic of chunks is refused: retrieved contexts are single transitions, and
+best-of-n would have to retrieve while it acts. Noise while acting: as FQL's.
 """
 
 from __future__ import annotations
@@ -145,7 +146,9 @@ class QC(FlowLearner[QCSettings]):
             "q": q_mean,
             "valid_chunks": valid[:, -1].mean(),
         }
-        return FlowState(q, follow(state.q_target, q.model, s.target_rate), flow, pi), metrics
+        # the official target follows the critics as they were before this step
+        q_target = follow(state.q_target, state.q.model, s.target_rate)
+        return FlowState(q, q_target, flow, pi), metrics
 
     def policy(self, state: FlowState) -> ChunkPolicy:
         """Return the policy as trained so far."""

@@ -1,7 +1,8 @@
-"""RA-DT: a Decision Transformer that attends to a retrieved sub-trajectory. A port.
+"""RA-DT, a port: a small DT that attends to a retrieved piece, memory and embedding of one run.
 
-Schmied et al. 2024. Its experiments are grid worlds, Meta-World, DMControl and Procgen; there is no
-D4RL recipe, so this is the method in our loop and on our tasks, not a reproduction.
+Schmied et al. 2024: a Decision Transformer that attends to a retrieved sub-trajectory. Its
+experiments are grid worlds, Meta-World, DMControl and Procgen; there is no D4RL recipe, so this is
+the method in our loop and on our tasks, not a reproduction.
 
 Taken from the paper:
   * a DT embeds sub-trajectories of K steps: the mean of its state tokens after the last block;
@@ -16,7 +17,9 @@ Different here:
   * the memory holds `memory_size` sub-trajectories drawn from the batches, renewed `refresh` at a
     time, and travels with the policy. In the paper it is an index of the whole data;
   * utility counts in training as well; retrieved tokens enter cross-attention as embedded, without
-    an encoder of their own; the sizes are DT's.
+    an encoder of their own;
+  * the sizes and the number of updates are DT's (128 wide, 3 layers, 1 head, windows of 20, batches
+    of 64; 100,000), the official ones 512, 4, 8, 50, 128 and 200,000.
 """
 
 from __future__ import annotations

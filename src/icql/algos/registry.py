@@ -56,7 +56,8 @@ _OWN: tuple[tuple[str, str, type[Any], str, str], ...] = (
      "Tarasov et al. 2023"),
     ("dmg", "dmg:DMG", own.DMGSettings, "doubly mild generalisation", "Mao et al. 2024"),
     ("dt", "dt:DT", own.DTSettings, "Decision Transformer", "Chen et al. 2021"),
-    ("radt", "radt:RADT", own.RADTSettings, "retrieval-augmented DT, a port",
+    ("radt", "radt:RADT", own.RADTSettings, "retrieval-augmented DT, a port: DT's sizes, "
+     "memory and embedding made in the run",
      "Schmied et al. 2024"),
     ("fql", "fql:FQL", own.FQLSettings, "flow policy, distilled to one step", "Park et al. 2025"),
     ("qc", "qc:QC", own.QCSettings, "action chunks, best of n", "Li et al. 2025"),

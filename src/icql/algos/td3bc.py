@@ -21,7 +21,7 @@ Learning"), with the data's own next action a':
     π:  max E [min_i Q_i(s, π(s)) / E|min_i Q_i| − β₁ ‖π(s) − a‖²]           actor penalty
 
 What that paper revisits is in the defaults: three hidden layers, LayerNorm in the critic, large
-batches. Our networks start orthogonal; the official ones with PyTorch's uniform weights.
+batches. Networks start as in the official code of each (`init`, `policy.init`).
 
 One update is `policy_delay` critic steps, then one step of the policy and of both targets: TD3's
 delay without a conditional.

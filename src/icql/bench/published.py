@@ -10,6 +10,11 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+KINDS = {  # other than `run`, the source's own runs over several seeds
+    "quoted": "equal to an older publication's number, taken over and not run",
+    "single seed": "a multiple of what one seed of 10 episodes gives",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
@@ -17,11 +22,16 @@ class Published:
 
     source: str  # its title
     label: str  # of the table there
-    kind: str  # run, quoted, single seed
+    kind: str  # run, or one of KINDS
     mean: float
     std: float | None = None
     seeds: int | None = None
     episodes: int | None = None
+
+    @property
+    def caveat(self) -> str:
+        """The kind, where it is another than a run; to be put after the number."""
+        return "" if self.kind == "run" else f", {self.kind}"
 
 
 def published(suite: str, row: str, task: str) -> tuple[Published, ...]:

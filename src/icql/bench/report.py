@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from icql.bench.published import Published, citations, paper_costs, published, remarks
+from icql.bench.published import KINDS, Published, citations, paper_costs, published, remarks
 from icql.bench.records import Asked, BenchFolder, CellGroup
 from icql.bench.statistics import (
     Interval,
@@ -140,7 +140,13 @@ class Table:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What is to be said about published numbers."""
-        return remarks(self.suite.id, self.sources)
+        return (*remarks(self.suite.id, self.sources), *self.legend)
+
+    @property
+    def legend(self) -> tuple[str, ...]:
+        """What the kinds of published numbers beside ours mean, but for plain runs."""
+        kinds = {n.kind for cell in self.cells.values() for n in cell.published}
+        return tuple(f"{kind}: {meaning}." for kind, meaning in KINDS.items() if kind in kinds)
 
     @cached_property
     def caption(self) -> str:

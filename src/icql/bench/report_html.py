@@ -130,11 +130,10 @@ def _score(cell: TableCell | None) -> str:
     lines = []
     for number, verdict in cell.verdicts:
         std = "" if number.std is None else f" ± {number.std:.1f} std"
-        kind = "" if number.kind == "run" else f", {number.kind}"
         lines.append(
             f'<br><small title="{escape(number.label)}">{escape(number.source)} {number.mean:.1f}'
-            f'{std}{escape(kind)} <span class="tag {verdict.replace(" ", "-")}">{verdict}</span>'
-            "</small>"
+            f"{std}{escape(number.caveat)} "
+            f'<span class="tag {verdict.replace(" ", "-")}">{verdict}</span></small>'
         )
     if cell.short and not cell.verdicts:
         lines.append('<br><small><span class="tag short">short</span></small>')

@@ -82,13 +82,16 @@ def _latex_table(table: Table) -> str:
         firsts = [cell.verdicts[:1] if cell is not None else [] for cell in cells]
         if any(firsts):
             theirs = [
-                _tex(f"({found[0][0].mean:.1f}, {found[0][1]})") if found else ""
+                _tex(f"({found[0][0].mean:.1f}{found[0][0].caveat}, {found[0][1]})")
+                if found
+                else ""
                 for found in firsts
             ]
             lines.append(f" & {' & '.join(theirs)} \\\\")
     caption = table.caption
     if any(cell.published for cell in table.cells.values()):
         caption += " In brackets the first published number, and how our interval lies to it."
+        caption += "".join(f" {line}" for line in table.legend)
     if any(cell.short for cell in table.cells.values()):
         caption += " *: short, fewer updates than the preset."
     body = "\n".join(lines)

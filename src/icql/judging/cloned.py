@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from icql.algos.optimise import Trained, adam, descend, start
 from icql.judging.fitting import Drawn, Told, fit, standardise
 from icql.judging.log import Doubles, Log, Rows
+from icql.nn.initialisation import orthogonal_net
 from icql.nn.mlp import MLP
 from icql.nn.policies import LOG_STD_MAX, LOG_STD_MIN
 from icql.settings.judge import JudgeSettings
@@ -32,7 +33,9 @@ class GaussianNet(eqx.Module):
     def __init__(
         self, inputs: int, actions: int, hidden: tuple[int, ...], *, key: PRNGKeyArray
     ) -> None:
-        self.net = MLP(inputs, hidden, 2 * actions, layer_norm=True, final_gain=0.01, key=key)
+        self.net = MLP(
+            inputs, hidden, 2 * actions, layer_norm=True, init=orthogonal_net(0.01), key=key
+        )
 
     def __call__(self, s: Float[Array, "... obs"]) -> tuple[Array, Array]:
         """The mean and the logarithm of the spread."""

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from icql.algos.optimise import Trained, adam, descend, follow, start
 from icql.judging.fitting import Drawn, Told, fit, standardise
 from icql.judging.log import Doubles, Log
+from icql.nn.initialisation import orthogonal_net
 from icql.nn.mlp import MLP
 from icql.settings.judge import JudgeSettings
 
@@ -109,7 +110,7 @@ def _values(nets: Any, pairs: Any) -> Any:
 @eqx.filter_jit
 def _begin(update: FQEUpdate, inputs: int, hidden: tuple[int, ...], keys: Any) -> Any:
     def one(key: Any) -> Evaluator:
-        net = MLP(inputs, hidden, 1, layer_norm=True, final_gain=0.01, key=key)
+        net = MLP(inputs, hidden, 1, layer_norm=True, init=orthogonal_net(0.01), key=key)
         return Evaluator(start(net, update.optimiser), net)
 
     return eqx.filter_vmap(one)(keys)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from icql.nn.initialisation import by_orthogonal, orthogonal_net
 from icql.nn.mlp import MLP, Linear
 from icql.nn.transformer import Block
 
@@ -22,7 +23,9 @@ class LinearMLP(eqx.Module):
 
     def __init__(self, context: int, features: int, hidden: int, *, key: PRNGKeyArray) -> None:
         inputs = context * (2 * features + 1) + features
-        self.net = MLP(inputs, (hidden, hidden), 1, activation="none", final_gain=1.0, key=key)
+        self.net = MLP(
+            inputs, (hidden, hidden), 1, activation="none", init=orthogonal_net(1.0), key=key
+        )
 
     def read(
         self, phi: Array, phi_next: Array, r: Array, mask: Array, discount: float
@@ -48,9 +51,9 @@ class SoftmaxTransformer(eqx.Module):
         self, features: int, *, layers: int, width: int, heads: int, key: PRNGKeyArray
     ) -> None:
         embed_key, read_key, *block_keys = jax.random.split(key, layers + 2)
-        self.embed = Linear(2 * features + 1, width, gain=1.0, key=embed_key)
+        self.embed = Linear(2 * features + 1, width, init=by_orthogonal(1.0), key=embed_key)
         self.blocks = tuple(Block(width, heads, key=k) for k in block_keys)
-        self.readout = Linear(width, 1, gain=1.0, key=read_key)
+        self.readout = Linear(width, 1, init=by_orthogonal(1.0), key=read_key)
 
     def read(
         self, phi: Array, phi_next: Array, r: Array, mask: Array, discount: float

@@ -19,9 +19,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from icql.errors import UserError
 from icql.nn import backend
 from icql.nn.in_context import InContextModule, LinearTransformer
+from icql.nn.initialisation import network_init, orthogonal_net
 from icql.nn.mlp import MLP, Activation, normalise
 from icql.nn.ridge import Ridge
-from icql.settings.shared import LocalSettings, Normalise
+from icql.settings.shared import Init, LocalSettings, Normalise
 
 
 class GlobalCritic(eqx.Module):
@@ -249,12 +250,16 @@ def global_critics(
     key: PRNGKeyArray,
     activation: Activation = "relu",
     layer_norm: bool = False,
+    init: Init = "orthogonal",
 ) -> Critics:
     """Make `count` fresh critics, one network each, of `inputs` = dim(s) + dim(a), or dim(s)."""
-    options: Any = {"activation": activation, "final_gain": 1.0, "layer_norm": layer_norm}
+    how = network_init(init, "critic", gain=1.0)
 
     def make(key: PRNGKeyArray) -> GlobalCritic:
-        return GlobalCritic(MLP(inputs, hidden, 1, key=key, **options))
+        net = MLP(
+            inputs, hidden, 1, activation=activation, layer_norm=layer_norm, init=how, key=key
+        )
+        return GlobalCritic(net)
 
     return Critics(eqx.filter_vmap(make)(jax.random.split(key, count)), count)
 
@@ -281,7 +286,7 @@ def local_critics(
             local.features,
             activation=activation,
             final_activation="tanh",
-            final_gain=1.0,
+            init=orthogonal_net(1.0),
             layer_norm=True,
             dropout=local.dropout,
             key=feature_key,

@@ -32,7 +32,7 @@ class Flow(eqx.Module):
         key: PRNGKeyArray,
     ) -> None:
         sizes = observation_dim + action_dim + 1, action_dim
-        self.net = policy_net(*sizes, settings, noise, activation="gelu", final_gain=0.1, key=key)
+        self.net = policy_net(*sizes, settings, noise, activation="gelu", gain=0.1, key=key)
         self.steps = steps
 
     def velocity(
@@ -74,7 +74,7 @@ class OneStepPolicy(eqx.Module):
         key: PRNGKeyArray,
     ) -> None:
         sizes = observation_dim + action_dim, action_dim
-        self.net = policy_net(*sizes, settings, noise, activation="gelu", final_gain=0.1, key=key)
+        self.net = policy_net(*sizes, settings, noise, activation="gelu", gain=0.1, key=key)
         self.action_dim = action_dim
 
     def raw(
@@ -104,8 +104,12 @@ def noise_of_state(
 ) -> Float[Array, "rows *shape"]:
     """Standard normal noise of each row, drawn from a generator that is seeded by the state.
 
-    A flow policy is a random policy. Seeding its noise by the bits of the state makes evaluation
-    repeat exactly and independent of how episodes are batched, without a key to pass around.
+    A flow policy is a random policy, and official code draws its noise anew at every call. Seeding
+    it by the bits of the state makes evaluation repeat exactly, whatever the batches, without a key
+    to pass around. Equal in distribution: the noise of any state, and jointly that of any number of
+    different states, so also an episode in which no state comes back bit by bit (simulators with
+    continuous states). Not equal: where one does come back, so does its action; a policy that
+    stands still where nothing moves stays there for ever, the official one tries again.
     """
     bits = jax.lax.bitcast_convert_type(s.astype(jnp.float32), jnp.uint32)
     factors = jax.random.bits(jax.random.key(0), (s.shape[-1],), jnp.uint32) | 1

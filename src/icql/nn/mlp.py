@@ -12,9 +12,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from icql.nn import backend
+from icql.nn.initialisation import LayerInit, NetworkInit, orthogonal_net
 from icql.settings.run import Precision
 
 Tree = TypeVar("Tree")
+ORTHOGONAL = orthogonal_net(2**0.5)
 Activation = Literal["relu", "gelu", "tanh", "none"]
 ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
@@ -25,15 +27,14 @@ ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
 
 
 class Linear(eqx.Module):
-    """x ↦ x W + b with orthogonal W; the product in a precision of its own."""
+    """x ↦ x W + b; the product in a precision of its own."""
 
     weight: Float[Array, "inputs outputs"]
     bias: Float[Array, " outputs"]
     precision: Precision = eqx.field(static=True)
 
-    def __init__(self, inputs: int, outputs: int, *, gain: float, key: PRNGKeyArray) -> None:
-        self.weight = gain * orthogonal(key, inputs, outputs)
-        self.bias = jnp.zeros(outputs)
+    def __init__(self, inputs: int, outputs: int, *, init: LayerInit, key: PRNGKeyArray) -> None:
+        self.weight, self.bias = init(key, inputs, outputs)
         self.precision = "float32"
 
     def __call__(self, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
@@ -89,24 +90,6 @@ def _sums(x: Array, y: Array, x_axes: tuple[int, ...], y_axes: tuple[int, ...]) 
     """Sums of products over the given axes, in float32."""
     axes = ((x_axes, y_axes), ((), ()))
     return jax.lax.dot_general(x, y, axes, preferred_element_type=jnp.float32)
-
-
-def orthogonal(key: PRNGKeyArray, inputs: int, outputs: int) -> Float[Array, "inputs outputs"]:
-    """A random matrix with orthonormal rows or columns, whichever are fewer.
-
-    The orthogonal factor of a Gaussian matrix, by Newton–Schulz iteration: products only. LAPACK's
-    QR, compiled for several networks at once, can deadlock XLA's thread pool on two CPU cores.
-    """
-    gaussian = jax.random.normal(key, (max(inputs, outputs), min(inputs, outputs)))
-    # a Frobenius norm of 1 puts every singular value below √3, where the iteration converges
-    x = gaussian / jnp.linalg.norm(gaussian)
-
-    def towards_one(_: Array, x: Array) -> Array:
-        gram = jnp.matmul(x.T, x, precision="highest")
-        return 1.5 * x - 0.5 * jnp.matmul(x, gram, precision="highest")
-
-    x = jax.lax.fori_loop(0, 60, towards_one, x)
-    return x if inputs >= outputs else x.T
 
 
 class LayerNorm(eqx.Module):
@@ -178,17 +161,17 @@ class MLP(eqx.Module):
         key: PRNGKeyArray,
         activation: Activation = "relu",
         final_activation: Activation = "none",
-        final_gain: float = 2**0.5,
+        init: NetworkInit = ORTHOGONAL,
         layer_norm: bool = False,
         dropout: float = 0.0,
         noise: Sequence[float] = (),
     ) -> None:
         sizes = [inputs, *hidden, outputs]
         keys = jax.random.split(key, len(sizes) - 1)
-        gains = [2**0.5] * len(hidden) + [final_gain]
+        inits = [init.hidden] * len(hidden) + [init.last]
         self.layers = tuple(
-            Linear(i, o, gain=g, key=k)
-            for i, o, g, k in zip(sizes[:-1], sizes[1:], gains, keys, strict=True)
+            Linear(n, m, init=one, key=k)
+            for n, m, one, k in zip(sizes[:-1], sizes[1:], inits, keys, strict=True)
         )
         self.norms = tuple(LayerNorm(h) for h in hidden) if layer_norm else ()
         self.activation, self.final_activation = activation, final_activation

@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from icql.nn.initialisation import network_init
 from icql.nn.mlp import MLP
 from icql.settings.shared import PolicySettings
 
 Noise = tuple[float, ...]  # half the width of the noise on each observation in training; none: ()
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+CQL_LOG_STD_MIN = -20.0
 _LOG_2PI = 1.8378770664093453
 
 
@@ -65,15 +67,20 @@ def policy_net(
     noise: Noise,
     *,
     key: PRNGKeyArray,
+    gain: float = 2**0.5,
     **rest: Any,
 ) -> MLP:
-    """The network that the settings describe; inputs beyond `noise`'s get none."""
+    """The network that the settings describe; inputs beyond `noise`'s get none.
+
+    `gain` is of its last layer, where `settings.init` leaves that to the kind of policy.
+    """
     return MLP(
         inputs,
         settings.hidden,
         outputs,
         layer_norm=settings.layer_norm,
         dropout=settings.dropout,
+        init=network_init(settings.init, "policy", gain),
         noise=(*noise, *[0.0] * (inputs - len(noise))) if any(noise) else (),
         key=key,
         **rest,
@@ -158,7 +165,7 @@ class CategoricalPolicy(eqx.Module):
         key: PRNGKeyArray,
     ) -> None:
         sizes = observation_dim, choices
-        self.net = policy_net(*sizes, settings, noise, final_gain=0.01, key=key)
+        self.net = policy_net(*sizes, settings, noise, gain=0.01, key=key)
 
     def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
         """The likeliest action, one-hot."""
@@ -188,9 +195,14 @@ class CategoricalPolicy(eqx.Module):
 
 
 class TanhGaussianPolicy(eqx.Module):
-    """a = tanh(u), u ~ N(mean(s), std(s)²): the squashed policy of SAC and CQL."""
+    """a = tanh(u), u ~ N(mean(s), std(s)²): the squashed policy of SAC and CQL.
+
+    With `log_std` = (m, o), log std(s) is m times the network's second output plus o, and both are
+    learned: CQL's, in the form of JaxCQL and CORL.
+    """
 
     net: MLP
+    log_std: Float[Array, "2"] | None
     action_dim: int = eqx.field(static=True)
 
     def __init__(
@@ -200,10 +212,12 @@ class TanhGaussianPolicy(eqx.Module):
         settings: PolicySettings,
         noise: Noise = (),
         *,
+        log_std: tuple[float | Array, float | Array] | None = None,
         key: PRNGKeyArray,
     ) -> None:
         sizes = observation_dim, 2 * action_dim
-        self.net = policy_net(*sizes, settings, noise, final_gain=0.01, key=key)
+        self.net = policy_net(*sizes, settings, noise, gain=0.01, key=key)
+        self.log_std = None if log_std is None else jnp.stack([jnp.asarray(x) for x in log_std])
         self.action_dim = action_dim
 
     def __call__(self, s: Float[Array, "... obs"]) -> Float[Array, "... act"]:
@@ -217,14 +231,37 @@ class TanhGaussianPolicy(eqx.Module):
 
         `training` turns noise on the state and dropout on.
         """
-        inside = jax.random.fold_in(key, 1) if training else None
-        mean, log_std = jnp.split(self.net(s, key=inside), 2, axis=-1)
-        log_std = jnp.clip(log_std, LOG_STD_MIN, LOG_STD_MAX)
+        mean, log_std = self._moments(s, jax.random.fold_in(key, 1) if training else None)
         noise = jax.random.normal(key, mean.shape)
         u = mean + jnp.exp(log_std) * noise
-        # log(1 - tanh(u)^2) in a form that does not underflow
-        squash = 2 * (jnp.log(2.0) - u - jax.nn.softplus(-2 * u))
-        return jnp.tanh(u), (-0.5 * (noise**2 + _LOG_2PI) - log_std - squash).sum(-1)
+        return jnp.tanh(u), _squashed_log_prob(u, noise, log_std)
+
+    def log_prob(
+        self,
+        s: Float[Array, "... obs"],
+        a: Float[Array, "... act"],
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Float[Array, "..."]:
+        """log π(a|s) of a given action, held 10⁻⁶ inside the box: at ±1 there is no u."""
+        mean, log_std = self._moments(s, key)
+        u = jnp.arctanh(jnp.clip(a, -1 + 1e-6, 1 - 1e-6))
+        return _squashed_log_prob(u, (u - mean) * jnp.exp(-log_std), log_std)
+
+    def _moments(self, s: Array, key: PRNGKeyArray | None) -> tuple[Array, Array]:
+        """The mean and log std of u."""
+        mean, log_std = jnp.split(self.net(s, key=key), 2, axis=-1)
+        if self.log_std is None:
+            return mean, jnp.clip(log_std, LOG_STD_MIN, LOG_STD_MAX)
+        multiplier, offset = self.log_std
+        return mean, jnp.clip(multiplier * log_std + offset, CQL_LOG_STD_MIN, LOG_STD_MAX)
+
+
+def _squashed_log_prob(u: Array, z: Array, log_std: Array) -> Float[Array, "..."]:
+    """log π(tanh u) for u = mean + std · z."""
+    # log(1 - tanh(u)^2) in a form that does not underflow
+    squash = 2 * (jnp.log(2.0) - u - jax.nn.softplus(-2 * u))
+    return (-0.5 * (z**2 + _LOG_2PI) - log_std - squash).sum(-1)
 
 
 class Standardised(eqx.Module):

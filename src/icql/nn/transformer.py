@@ -8,11 +8,14 @@ policy that acts by its recent steps carries a `History`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from icql.nn.initialisation import LayerInit, NetworkInit, by_normal, by_orthogonal, by_uniform
 from icql.nn.mlp import MLP, LayerNorm, Linear, dropout
 
 
@@ -86,6 +89,18 @@ def _append(past: Array, new: Array) -> Array:
     return jnp.concatenate([past[:, 1:], new[:, None]], axis=1)
 
 
+class BlockInit(NamedTuple):
+    """How a block's layers start; `out` are those that add to the residual stream."""
+
+    inner: LayerInit
+    forward: LayerInit
+    out: LayerInit
+
+
+ORTHOGONAL_BLOCK = BlockInit(by_orthogonal(1.0), by_orthogonal(2**0.5), by_orthogonal(0.1))
+GPT2_BLOCK = BlockInit(*[by_normal(0.02)] * 3)
+
+
 class Attention(eqx.Module):
     """Softmax attention of tokens x to tokens y, several heads."""
 
@@ -95,11 +110,13 @@ class Attention(eqx.Module):
     heads: int = eqx.field(static=True)
     dropout: float = eqx.field(static=True)
 
-    def __init__(self, width: int, heads: int, rate: float, *, key: PRNGKeyArray) -> None:
+    def __init__(
+        self, width: int, heads: int, rate: float, init: BlockInit, *, key: PRNGKeyArray
+    ) -> None:
         q_key, kv_key, out_key = jax.random.split(key, 3)
-        self.query = Linear(width, width, gain=1.0, key=q_key)
-        self.key_value = Linear(width, 2 * width, gain=1.0, key=kv_key)
-        self.out = Linear(width, width, gain=0.1, key=out_key)
+        self.query = Linear(width, width, init=init.inner, key=q_key)
+        self.key_value = Linear(width, 2 * width, init=init.inner, key=kv_key)
+        self.out = Linear(width, width, init=init.out, key=out_key)
         self.heads, self.dropout = heads, rate
 
     def __call__(
@@ -144,13 +161,15 @@ class Block(eqx.Module):
         rate: float = 0.0,
         *,
         cross: bool = False,
+        init: BlockInit = ORTHOGONAL_BLOCK,
         key: PRNGKeyArray,
     ) -> None:
         self_key, cross_key, forward_key = jax.random.split(key, 3)
         self.norms = tuple(LayerNorm(width) for _ in range(3 if cross else 2))
-        self.attention = Attention(width, heads, rate, key=self_key)
-        self.cross = Attention(width, heads, rate, key=cross_key) if cross else None
-        self.forward = MLP(width, (4 * width,), width, final_gain=0.1, key=forward_key)
+        self.attention = Attention(width, heads, rate, init, key=self_key)
+        self.cross = Attention(width, heads, rate, init, key=cross_key) if cross else None
+        forward_init = NetworkInit(init.forward, init.out)
+        self.forward = MLP(width, (4 * width,), width, init=forward_init, key=forward_key)
         self.dropout = rate
 
     def __call__(
@@ -174,7 +193,11 @@ class Block(eqx.Module):
 
 
 class DecisionTransformer(eqx.Module):
-    """Trajectories in, an action per step out; the action at t sees nothing after s_t."""
+    """Trajectories in, an action per step out; the action at t sees nothing after s_t.
+
+    It starts as the official one: blocks as GPT-2's, N(0, 0.02²), timesteps' embeddings as
+    PyTorch's, N(0, 1), all other layers as PyTorch's.
+    """
 
     embed_to_go: Linear
     embed_state: Linear
@@ -200,13 +223,16 @@ class DecisionTransformer(eqx.Module):
         key: PRNGKeyArray,
     ) -> None:
         to_go, state, action, time, head, *blocks = jax.random.split(key, layers + 5)
-        self.embed_to_go = Linear(1, width, gain=1.0, key=to_go)
-        self.embed_state = Linear(observation_dim, width, gain=1.0, key=state)
-        self.embed_action = Linear(action_dim, width, gain=1.0, key=action)
-        self.embed_timestep = 0.02 * jax.random.normal(time, (timesteps, width))
+        torch, gpt2 = by_uniform(), GPT2_BLOCK
+        self.embed_to_go = Linear(1, width, init=torch, key=to_go)
+        self.embed_state = Linear(observation_dim, width, init=torch, key=state)
+        self.embed_action = Linear(action_dim, width, init=torch, key=action)
+        self.embed_timestep = jax.random.normal(time, (timesteps, width))
         self.norm, self.final_norm = LayerNorm(width), LayerNorm(width)
-        self.blocks = tuple(Block(width, heads, rate, cross=cross, key=k) for k in blocks)
-        self.head = Linear(width, action_dim, gain=0.1, key=head)
+        self.blocks = tuple(
+            Block(width, heads, rate, cross=cross, init=gpt2, key=k) for k in blocks
+        )
+        self.head = Linear(width, action_dim, init=torch, key=head)
         self.dropout = rate
 
     def __call__(

@@ -17,15 +17,18 @@ from icql.settings.fields import (
     NonNegative,
     Positive,
     Share,
+    Whole,
     Widths,
 )
 from icql.settings.shared import (
     GLOBAL,
+    LOCAL,
     ActorSettings,
     AlgorithmSettings,
     CriticKind,
     CriticSettings,
     DelayedSettings,
+    Init,
     LocalSettings,
     PolicySettings,
 )
@@ -43,6 +46,8 @@ class AutoSettings(ActorSettings):
 @dataclass(frozen=True)
 class BCSettings(ActorSettings):
     """Behaviour cloning's settings; the defaults are CORL's."""
+
+    policy: PolicySettings = field(default_factory=lambda: PolicySettings(init="torch"))
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,8 @@ class IQLSettings(CriticSettings):
     """Upper limit of the regression weights exp(β A)."""
     policy_samples: Count = 1
     """Reading A: actions drawn per state to estimate E_{a~π}."""
+    init: Init = "iql"
+    """How fresh weights of global critics are drawn (see policy.init); local ones: orthogonal."""
     policy: PolicySettings = field(default_factory=lambda: PolicySettings(cosine=True))
 
     def __post_init__(self) -> None:
@@ -99,15 +106,18 @@ class TD3BCSettings(DelayedSettings):
     """α of the forms original (more is less cloning) and paper (more is more cloning)."""
     bc_coef: NonNegative = 0.1
     """β, the weight of cloning in the form retuned."""
+    init: Init = "torch"
+    """How fresh weights of global critics are drawn (see policy.init); local ones: orthogonal."""
+    policy: PolicySettings = field(default_factory=lambda: PolicySettings(init="torch"))
 
 
 @dataclass(frozen=True)
 class ReBRACSettings(DelayedSettings):
-    """ReBRAC's settings; the defaults are the official MuJoCo ones, the two weights per task."""
+    """ReBRAC's settings; the defaults are the official ones. Presets have both weights per task."""
 
-    actor_bc: NonNegative = 0.05
+    actor_bc: NonNegative = 1.0
     """β₁, the weight of cloning in the actor."""
-    critic_bc: NonNegative = 0.01
+    critic_bc: NonNegative = 1.0
     """β₂, the penalty on the target policy's distance from the data's next action."""
     normalise_q: bool = True
     """Divide Q by its `q_unit` in the actor's loss."""
@@ -122,8 +132,12 @@ class ReBRACSettings(DelayedSettings):
     """Transitions per gradient step."""
     critic_learning_rate: Positive = 1e-3
     """Adam's learning rate for the critics."""
+    init: Init = "rebrac"
+    """How fresh weights of global critics are drawn (see policy.init); local ones: orthogonal."""
     policy: PolicySettings = field(
-        default_factory=lambda: PolicySettings(hidden=(256, 256, 256), learning_rate=1e-3)
+        default_factory=lambda: PolicySettings(
+            hidden=(256, 256, 256), learning_rate=1e-3, init="rebrac"
+        )
     )
 
 
@@ -131,10 +145,16 @@ class ReBRACSettings(DelayedSettings):
 class RankSettings(ReBRACSettings):
     """Settings of ReBRAC whose policy learns from what fared well among similar states."""
 
+    actor_bc: NonNegative = 0.05
+    """β₁, the weight of cloning in the actor."""
+    critic_bc: NonNegative = 0.01
+    """β₂, the penalty on the target policy's distance from the data's next action."""
     batch_size: Count = 256
     """Transitions per gradient step."""
     critic_learning_rate: Positive = 3e-4
     """Adam's learning rate for the critics."""
+    init: Init = "orthogonal"
+    """How fresh weights of global critics are drawn (see policy.init); local ones: orthogonal."""
     data: DataSettings = field(default_factory=lambda: DataSettings(normalise_states=True))
     draw: DrawSettings = field(
         default_factory=lambda: DrawSettings(by="rank", rows="policy", trace=1.0)
@@ -154,6 +174,17 @@ class CQLSettings(CriticSettings):
     """α, the weight of the conservative term."""
     samples: Count = 10
     """Actions drawn from each of the three proposals to estimate log Σ exp Q."""
+    importance_sampling: bool = True
+    """Divide each sample by the density it was drawn with; without, the logged action is one more
+    sample (published Kitchen settings)."""
+    max_backup: bool = False
+    """Bootstrap from the best of `samples` actions at s' rather than from one."""
+    cloning_steps: Whole = 0
+    """Updates in which the policy clones first, as the authors' code does for 40,000 (CORL: 0)."""
+    log_std_offset: float = -1.0
+    """What log σ of the policy is shifted by at the start; it is learned, as is its multiplier."""
+    log_std_multiplier: float = 1.0
+    """What log σ of the policy is multiplied by at the start."""
     cql_temperature: Positive = 1.0
     """Temperature of the log-sum-exp."""
     lagrange: bool = False
@@ -164,8 +195,12 @@ class CQLSettings(CriticSettings):
     """Whether the Bellman target includes the policy's entropy, as in SAC."""
     hidden: Widths = (256, 256, 256)
     """Hidden layers of the critics."""
+    init: Init = "cql"
+    """How fresh weights of global critics are drawn (see policy.init); local ones: orthogonal."""
     policy: PolicySettings = field(
-        default_factory=lambda: PolicySettings(hidden=(256, 256, 256), learning_rate=3e-5)
+        default_factory=lambda: PolicySettings(
+            hidden=(256, 256, 256), learning_rate=3e-5, init="cql"
+        )
     )
 
 
@@ -183,7 +218,11 @@ class DMGSettings(DelayedSettings):
     """β, the inverse temperature of the cloning weights, on scaled rewards."""
     advantage_limit: AtLeastOne = 3.0
     """Upper limit of the cloning weights exp(β A)."""
-    policy: PolicySettings = field(default_factory=lambda: PolicySettings(cosine=True))
+    init: Init = "torch"
+    """How fresh weights of global critics are drawn (see policy.init); local ones: orthogonal."""
+    policy: PolicySettings = field(
+        default_factory=lambda: PolicySettings(cosine=True, init="torch")
+    )
 
 
 @dataclass(frozen=True)
@@ -224,8 +263,10 @@ class FlowSettings(ActorSettings):
     """Adam's learning rate for the critics."""
     hidden: Widths = (512, 512, 512, 512)
     """Hidden layers of the critics (GELU and layer norm)."""
+    init: Init = "xavier"
+    """How fresh weights of global critics are drawn (see policy.init); local ones: orthogonal."""
     policy: PolicySettings = field(
-        default_factory=lambda: PolicySettings(hidden=(512, 512, 512, 512))
+        default_factory=lambda: PolicySettings(hidden=(512, 512, 512, 512), init="xavier")
     )
 
 
@@ -242,9 +283,8 @@ class FQLSettings(FlowSettings):
 
     @property
     def unused(self) -> dict[str, str]:
-        """A global critic retrieves nothing."""
-        found = super().unused
-        return found if self.critic == "local" else found | GLOBAL
+        """A global critic retrieves nothing; a local one starts in a way of its own."""
+        return super().unused | (LOCAL if self.critic == "local" else GLOBAL)
 
 
 @dataclass(frozen=True)
@@ -257,8 +297,20 @@ class QCSettings(FlowSettings):
     """α, the weight of distillation against −Q (QC-FQL only)."""
     chunk: Count = 5
     """h, the actions of a chunk."""
+    critic: CriticKind = "global"
+    """global alone: contexts are single transitions, and the critic judges chunks."""
     samples: Count = 32
     """n: the best-of-n policy takes the best of this many chunks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.critic == "local":
+            raise UserError(
+                "QC has no local critic: it judges chunks of actions, the retrieved contexts are "
+                "single transitions, and best-of-n would have to retrieve while it acts.",
+                where="critic",
+                fix="Take FQL's (--algo fql --critic local), or --critic global.",
+            )
 
 
 @dataclass(frozen=True)

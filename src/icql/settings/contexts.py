@@ -10,7 +10,7 @@ from icql.settings.fields import Count, Settings, Share, Whole
 
 Metric = Literal["l2", "cosine"]
 SpaceName = Literal["raw", "standardised", "learned"]
-SpreadName = Literal["deviation", "quartiles"]
+SpreadName = Literal["deviation", "plain", "quartiles"]
 Strategy = Literal["similar", "random", "high_reward"]
 Exclude = Literal["none", "self", "episode"]
 Engine = Literal["auto", "exact", "accelerator", "approximate"]
@@ -37,7 +37,8 @@ class DataSettings(Settings):
     own, whose columns have units (docs/mapping.md)."""
     spread: SpreadName = "deviation"
     """What standardised states are divided by. deviation: the standard deviation, at least a tenth
-    of the median over all columns, for simulators; quartiles: each column's own, as
+    of the median over all columns, for simulators; plain: the standard deviation + 0.001, as
+    official code has it (TD3+BC, DMG, CORL); quartiles: each column's own, as
     context.space standardised, around its median, at most 30 of them away: the default for logs of
     one's own."""
 

@@ -16,7 +16,9 @@ ModuleName = Literal["linear", "mlp", "softmax", "ridge"]
 Initial = Literal["zero", "learned"]
 CStart = Literal["identity", "xavier"]
 Normalise = Literal["none", "unit", "layer"]
+Init = Literal["orthogonal", "iql", "torch", "rebrac", "cql", "xavier"]
 GLOBAL = dict.fromkeys(("local.", "context."), "the critic is global (--critic local)")
+LOCAL = {"init": "a local critic starts orthogonal"}
 Form = Literal["auto", "reduced", "dual", "fused"]
 
 
@@ -55,6 +57,9 @@ class PolicySettings(Settings):
 
     hidden: Widths = (256, 256)
     """Hidden layers."""
+    init: Init = "orthogonal"
+    """How fresh weights are drawn: orthogonal, or as in the code of iql, PyTorch (torch), rebrac,
+    cql, or FQL and QC (xavier); the schemes are listed in nn/initialisation.py."""
     layer_norm: bool = False
     """LayerNorm after every hidden layer: where data is little, the largest single gain."""
     dropout: BelowOne = 0.0
@@ -175,14 +180,15 @@ class CriticSettings(ActorSettings):
     """Largest gradient norm of the critics (0: no clipping; the ICQL paper: 10)."""
     hidden: Widths = (256, 256)
     """Hidden layers of the critics."""
+    init: Init = "orthogonal"
+    """How fresh weights of global critics are drawn (see policy.init); local ones: orthogonal."""
     context: ContextSettings = field(default_factory=ContextSettings)
     local: LocalSettings = field(default_factory=LocalSettings)
 
     @property
     def unused(self) -> dict[str, str]:
-        """A global critic retrieves nothing."""
-        found = super().unused
-        return found if self.critic == "local" else found | GLOBAL
+        """A global critic retrieves nothing; a local one starts in a way of its own."""
+        return super().unused | (LOCAL if self.critic == "local" else GLOBAL)
 
 
 @dataclass(frozen=True)

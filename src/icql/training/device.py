@@ -134,6 +134,9 @@ def fit_normaliser(data: Transitions, settings: DataSettings) -> Normaliser:
         mean, spread = np.zeros(data.observation_dim), np.ones(data.observation_dim)
     elif settings.spread == "quartiles":
         mean, spread = medians_and_spreads(data.states)
+    elif settings.spread == "plain":
+        mean, std = moments(data.states)
+        spread = std + 1e-3
     else:
         mean, std = moments(data.states)
         # a constant dimension has no scale of its own, and dividing a simulator's offset by a tiny

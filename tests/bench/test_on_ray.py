@@ -1,4 +1,4 @@
-"""A real Ray cluster on this machine: killed workers, interruptions, failures, records as locally."""
+"""A real Ray cluster on this machine: killed workers, interruptions, records as of a local run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUICK = ["bench", "run", "main", "--tasks", "hopper-mini", "--algos", "bc", "--p
 
 
 def ray_processes(place: str) -> list[int]:
-    """Every process of the cluster that lives in `place`: they inherit the variable that says so."""
+    """Every process of the cluster that lives in `place`: all inherit the variable that says so."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:

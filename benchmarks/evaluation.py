@@ -1,6 +1,6 @@
 """How fast are policies evaluated in a heavy simulator, here and by processes?
 
-    python benchmarks/evaluation.py                               # 100 policies × 20 kitchen episodes
+    python benchmarks/evaluation.py                    # 100 policies × 20 kitchen episodes
     python benchmarks/evaluation.py --policies 4 --episodes 2 --compare
 
 Untrained policies play, so that every kitchen episode lasts to its limit. The figure to reach: 100

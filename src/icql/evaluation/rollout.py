@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from icql.data.signals import Signals
 from icql.data.tasks import Task
 from icql.errors import UserError
-from icql.evaluation.environments import Env, make_env
 from icql.evaluation.env_processes import EnvProcess, ProcessEnv, cores
+from icql.evaluation.environments import Env, make_env
 
 Act: TypeAlias = Callable[[NDArray[np.float32]], Any]  # (rows, obs) → (rows, act), array-like
 Seen: TypeAlias = NDArray[np.float32]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -57,7 +58,7 @@ def start(place: str, *arguments: str) -> subprocess.Popen[bytes]:
     paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     given = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     env = given | {"PYTHONPATH": paths, "RAY_TMPDIR": place, "RAY_USAGE_STATS_ENABLED": "0"}
-    return subprocess.Popen([sys.executable, *arguments], env=env, stderr=subprocess.PIPE)
+    return subprocess.Popen([sys.executable, *arguments], env=env, stdout=PIPE, stderr=PIPE)
 
 
 def wait_for(what: Callable[[], object], child: subprocess.Popen[bytes]) -> None:
@@ -89,8 +90,9 @@ def test_a_killed_worker_is_replaced_and_the_records_are_those_of_a_local_run(tm
     assert worker in ray_processes(place)
     assert worker != child.pid
     os.kill(worker, signal.SIGKILL)
-    _, said = child.communicate(timeout=180)
+    printed, said = child.communicate(timeout=180)
     assert child.returncode == 0, said.decode()
+    assert printed == b""  # standard output is for results
     assert "[2/2]" in said.decode()
     assert gone(place)
 

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -59,7 +60,9 @@ class OnRay:
         left = [group for group in groups if not is_done(folder, group)]
         if not left:
             return
-        with _connected(self.address), _stopped_by_sigterm():
+        # Ray prints; standard output is for results alone
+        to_stderr = contextlib.redirect_stdout(sys.stderr)
+        with to_stderr, _connected(self.address), _stopped_by_sigterm():
             _Driver(folder, display, self._submitted(folder, left, display)).wait()
 
     def _submitted(
@@ -171,8 +174,9 @@ def _connected(address: str | None) -> Iterator[None]:
         return
     known = address or os.environ.get("RAY_ADDRESS")
     own = {} if known else {"include_dashboard": False, "object_store_memory": STORE}
+    quiet = {"log_to_driver": False, "logging_level": "error"}
     try:
-        ray.init(address=known or "local", log_to_driver=False, logging_level="error", **own)
+        ray.init(address=known or "local", **quiet, **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(
             f"there is no Ray cluster to connect to ({_short(error)}).",

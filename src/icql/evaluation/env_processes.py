@@ -44,7 +44,7 @@ class EnvProcess:
         # -P: no module of the working directory is taken for one of ours
         paths = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "icql.evaluation.env_processes"],
+            [sys.executable, "-P", "-c", f"from {__name__} import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -179,7 +179,7 @@ class _Server:
         return found
 
 
-def _serve() -> None:
+def serve() -> None:
     """Answer questions until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this
     with os.fdopen(os.dup(1), "w") as answers:
@@ -195,7 +195,3 @@ def _serve() -> None:
                 said = {"error": traceback.format_exc()}
             answers.write(json.dumps(said) + "\n")
             answers.flush()
-
-
-if __name__ == "__main__":
-    _serve()

@@ -194,6 +194,7 @@ def test_a_lost_group_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch, ca
 
 def test_a_folder_that_is_not_shared_is_said(tmp_path, monkeypatch):
     quick = {"algos": ("bc",), "seeds": 1}
+    monkeypatch.setattr(on_ray, "ARRIVAL", 0.0)
     nowhere = FakeRay(away=tmp_path / "nowhere")
     (failed,) = run_on(nowhere, tmp_path / "bench", monkeypatch, **quick)["failed"]
     assert "there is no such folder" in failed["error"]

@@ -1,6 +1,6 @@
 """A suite on a Ray cluster: every group of cells is a task, which runs what the local runner runs.
 
-Nothing but the name of the group travels: a task works on the shared benchmark folder, whose locks
+Only the description of the group travels: a task works on the shared benchmark folder, whose locks
 and records keep two tasks from doing the same. A task whose worker or node is lost is started
 again, waits for the lock of the dead one to be let go of, and goes on from the last checkpoint.
 """
@@ -29,6 +29,7 @@ from icql.progress import Display
 RETRIES = 5  # times a group is started again after its worker or node was lost
 LOOK = 30.0  # seconds between two lines about what is running
 STORE = 100 * 2**20  # bytes of the object store of a cluster of our own: hardly anything is in it
+ARRIVAL = 60.0  # seconds after which a shared file system shows what another node wrote
 PASSED_ON = ("ICQL_", "JAX_", "XLA_")  # settings in the environment that workers have to share
 
 
@@ -136,7 +137,7 @@ class _Driver:
             what = cause if isinstance(cause, UserError) else _short(cause)
             failure = write_failure(self._folder, group, RuntimeError(f"on a Ray worker: {what}"))
         else:
-            if is_done(self._folder, group):
+            if self._arrived(group):
                 self._display.say(f"{label}: finished on {host}")
                 return
             failure = self._folder.failure(group) or write_failure(
@@ -145,6 +146,15 @@ class _Driver:
                 RuntimeError(f"it ended on {host}, but left no records here: is --out shared?"),
             )
         self._display.say(f"{label}: failed: {failure['error']}")
+
+    def _arrived(self, group: CellGroup) -> bool:
+        """Whether a group that has ended is finished, once its files are seen here."""
+        end = time.monotonic() + ARRIVAL
+        while not (finished := is_done(self._folder, group)):
+            if self._folder.failure(group) is not None or time.monotonic() > end:
+                break
+            time.sleep(0.5)
+        return finished
 
     def _look(self) -> None:
         """Say what is running, and how far it is."""

@@ -203,6 +203,17 @@ def test_a_folder_that_is_not_shared_is_said(tmp_path, monkeypatch):
     assert "is --out shared?" in failed["error"]
 
 
+def test_records_that_a_file_system_shows_late_count(tmp_path, monkeypatch, capfd):
+    answers, is_done = [False, False], on_ray.is_done  # not begun; ended, but not seen here yet
+    monkeypatch.setattr(
+        on_ray, "is_done", lambda *given: answers.pop() if answers else is_done(*given)
+    )
+    result = run_on(FakeRay(), tmp_path / "bench", monkeypatch, algos=("bc",), seeds=1)
+    assert (result["finished"], result["failed"]) == (1, [])
+    assert not list((tmp_path / "bench").glob("failures/*"))
+    assert "finished on" in capfd.readouterr().err
+
+
 def test_an_interruption_takes_the_groups_back(tmp_path, monkeypatch):
     fake = FakeRay()
 

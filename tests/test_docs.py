@@ -169,6 +169,16 @@ def test_the_long_commands_of_the_benchmark_page_parse():
         assert exit_.value.code == 0
 
 
+def test_the_commands_of_the_cluster_page_parse():
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    lines = re.findall(r"^(?:  entrypoint: )?(icql bench run .*?)(?: &)?$", page, re.MULTILINE)
+    assert len(lines) == 4
+    for line in lines:
+        with pytest.raises(SystemExit) as exit_:
+            main([*shlex.split(line)[1:], "--help"])
+        assert exit_.value.code == 0
+
+
 def test_every_suite_is_on_the_benchmark_page():
     table = BENCHMARKS.partition("## Which suite")[2].partition("\n## ")[0]
     named = re.findall(r"`([\w-]+)`", "\n".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))

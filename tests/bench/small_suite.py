@@ -1,6 +1,7 @@
 """A suite that takes seconds: cloning and IQL with tiny networks on the pendulum.
 
-Run as a script it is a runner of its own, to be killed: small_suite.py DATA OUT
+Run as a script it is a runner of its own, to be killed: small_suite.py DATA OUT, or on the workers
+of a Ray cluster, which know the embedded data alone: small_suite.py hopper-mini OUT
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ RUN = {
     "log_every": 100,
     "episodes": 1,
 }
+ON_RAY = {"tasks": ("hopper-mini",), "datasets": {}, "run": RUN | {"steps": 300}}
 
 
 def request(data: Path, **changes: Any) -> Request:
@@ -56,4 +58,10 @@ def outcomes(out: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), Path(sys.argv[2]))
+    data, out = map(Path, sys.argv[1:])
+    if str(data) == "hopper-mini":
+        from icql.bench.on_ray import OnRay
+
+        run_suite(request(data, **ON_RAY), out, Display(), OnRay())
+    else:
+        run(data, out)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 
+from icql.data.signals import Signals
 from icql.data.tasks import get_task
 from icql.errors import UserError
 from icql.evaluation import EnvPool, rollout
@@ -156,3 +159,72 @@ def test_settings_out_of_range(settings: dict[str, Any], where: str) -> None:
 def test_actions_of_the_wrong_shape() -> None:
     with pytest.raises(UserError, match=r"shape \(2, 2\), the environment takes \(2, 1\)"):
         rollout(lambda s: s, Counter, episodes=2, seed=0)
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def test_processes_change_nothing_about_the_result() -> None:
+    task = get_task("hopper-medium-v2")
+    seen: list[Any] = []
+
+    def act(states: Any) -> Any:
+        seen.append(states)
+        return np.sin(states[:, :3] * 7)
+
+    here = rollout(act, task, episodes=5, seed=[0, 3], parallel=6)
+    steps = len(seen)
+    with EnvPool(task, processes=2) as pool:
+        assert pool.default_workers == 2
+        spread = rollout(act, pool, episodes=5, seed=[0, 3], parallel=6)
+        again = rollout(act, pool, episodes=5, seed=[0, 3], parallel=6, workers=3)
+        pids = [process._process.pid for process in pool._processes]
+        assert len(set(pids)) == 2
+    for other in (spread, again):
+        np.testing.assert_array_equal(here.returns, other.returns)
+        np.testing.assert_array_equal(here.lengths, other.lengths)
+        np.testing.assert_array_equal(here.terminated, other.terminated)
+    np.testing.assert_array_equal(np.stack(seen[:steps]), np.stack(seen[steps : 2 * steps]))
+    for pid in pids:  # both have ended, and were waited for
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_processes_take_the_bounds_of_the_log_and_tell_what_is_wrong() -> None:
+    task = dataclasses.replace(get_task("hopper-medium-v2"), env_id="Pendulum-v1")
+    signals = Signals(action=("torque",), action_low=(-1.5,), action_high=(1.0,))
+    played = []
+    for processes in (0, 1):
+        with EnvPool(task, signals, processes=processes) as pool:
+            played.append(rollout(lambda s: s[:, :1], pool, episodes=1, seed=0).returns)
+            (env,) = pool.take(1)
+            assert env.action_space == gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    np.testing.assert_array_equal(*played)
+    nowhere = dataclasses.replace(task, env_id="Nowhere-v0")
+    with EnvPool(nowhere, processes=1) as pool, pytest.raises(UserError, match="cannot be made"):
+        pool.take(1)
+
+
+def test_a_process_that_dies_is_said_and_the_pool_can_be_closed() -> None:
+    with EnvPool(get_task("hopper-medium-v2"), processes=1) as pool:
+        (env,) = pool.take(1)
+        env.reset(seed=0)
+        pool._processes[0]._process.kill()
+        with pytest.raises(RuntimeError, match="died"):
+            env.reset(seed=0)
+
+
+def test_how_many_processes_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(task: str, bound: int, said: str = "") -> tuple[int, int]:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(bound), raising=False)
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+        with EnvPool(get_task(task)) as pool:
+            return pool._spread, pool.default_workers
+
+    assert chosen("kitchen-complete-v0", 16) == (16, 16)
+    assert chosen("kitchen-complete-v0", 16, "4") == (4, 4)  # what Ray gave its task
+    assert chosen("kitchen-complete-v0", 2) == (0, 2)  # threads do as well there
+    assert chosen("door-human-v1", 16) == (16, 16)
+    assert chosen("hopper-medium-v2", 16) == (0, 1)  # handing over costs more than a step
+    with pytest.raises(UserError, match="tasks alone"):
+        EnvPool(Counter, processes=2)

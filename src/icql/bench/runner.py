@@ -6,7 +6,7 @@ import dataclasses
 import gc
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from icql.training.run_folder import RunFolder
 
 KEPT = 8  # groups whose compiled programs are kept: small ones are shared
 WAIT = 2.0  # seconds between two looks at groups that other processes hold
+GroupRunner = Callable[[BenchFolder, Iterable[CellGroup], Display], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +136,12 @@ def _log(task: str, dataset: str) -> Transitions:
     return findings.usable(dataset)
 
 
-def run_suite(request: Request, out: Path, display: Display) -> dict[str, Any]:
+def run_suite(
+    request: Request, out: Path, display: Display, work: GroupRunner | None = None
+) -> dict[str, Any]:
     """Run what is not finished yet of a suite; returns how many cells are, and what failed.
+
+    `work` runs the groups: `run_groups`, where none is given, or a cluster (`icql.bench.on_ray`).
 
     Raises:
         UserError: nothing was begun, because not all of it can be run.
@@ -146,8 +151,8 @@ def run_suite(request: Request, out: Path, display: Display) -> dict[str, Any]:
     for group in groups:
         folder.ask(group)
     before = sum(len(folder.records(group)[0]) for group in groups)
-    run_groups(folder, groups, display)
-    left = [group for group in groups if not _done(folder, group)]
+    (work or run_groups)(folder, groups, display)
+    left = [group for group in groups if not is_done(folder, group)]
     failed = [(group, failure) for group in left if (failure := folder.failure(group))]
     return {
         "suite": request.suite.id,
@@ -169,7 +174,7 @@ def run_groups(folder: BenchFolder, groups: Iterable[CellGroup], display: Displa
     while left:
         others = []
         for number, group in left:
-            if _done(folder, group):
+            if is_done(folder, group):
                 continue
             failure = folder.failure(group) if group.key in awaited else None
             if failure is not None and failure.get("time", "") >= began:
@@ -192,7 +197,8 @@ def run_groups(folder: BenchFolder, groups: Iterable[CellGroup], display: Displa
         left = others
 
 
-def _done(folder: BenchFolder, group: CellGroup) -> bool:
+def is_done(folder: BenchFolder, group: CellGroup) -> bool:
+    """Whether every cell of a group has a record."""
     return len(folder.records(group)[0]) == len(group.seeds)
 
 
@@ -205,16 +211,22 @@ def settle(folder: BenchFolder, group: CellGroup, display: Display) -> None:
         for seeds in spans(folder, group, [s for s in group.seeds if s not in found]):
             train_cells(folder, group, seeds, display)
     except Exception as error:  # whatever it is, it is recorded, and the other groups go on
-        failure = {
-            "error": str(error) or type(error).__name__,
-            "kind": type(error).__name__,
-            "trace": traceback.format_exc(limit=-8),
-            "time": _now(),
-        }
-        write_sealed(folder.failure_path(group.key), failure)
+        failure = write_failure(folder, group, error)
         display.say(f"failed: {group.label}: {failure['error']}")
     else:
         folder.failure_path(group.key).unlink(missing_ok=True)
+
+
+def write_failure(folder: BenchFolder, group: CellGroup, error: Exception) -> dict[str, Any]:
+    """Write down why a group failed; returns what was written."""
+    failure = {
+        "error": str(error) or type(error).__name__,
+        "kind": type(error).__name__,
+        "trace": "".join(traceback.format_exception(error, limit=-8)),
+        "time": _now(),
+    }
+    write_sealed(folder.failure_path(group.key), failure)
+    return failure
 
 
 def spans(folder: BenchFolder, group: CellGroup, missing: list[int]) -> Iterator[range]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
@@ -12,6 +13,9 @@ from icql.cli.options import Flag, Options, Result
 from icql.errors import PartlyFailed, UserError
 from icql.progress import Display
 from icql.settings.run import Precision
+
+if TYPE_CHECKING:
+    from icql.bench.runner import GroupRunner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,13 @@ class RunSuite(Options):
     """Where the data of tasks is, each as TASK=FILE."""
     out: Path = Path("bench")
     """Benchmark folder to make or to go on with."""
+    on: Literal["here", "ray"] = "here"
+    """Where: in this process, or as tasks of a Ray cluster, all of whose nodes see --out and the
+    data under the same paths (docs/cluster.md)."""
+    address: str | None = None
+    """Of a running Ray cluster; else RAY_ADDRESS, else one is started on this machine."""
+    cpus: int = 1
+    """CPUs for each group of cells on Ray; GPUs: one each, where the cluster has any."""
     quiet: Flag = False
     """Show no progress."""
 
@@ -80,6 +91,7 @@ class RunSuite(Options):
         from icql.bench.runner import Request, run_suite
         from icql.bench.suites import get_suite
 
+        work = self._work()
         asked = {
             "steps": self.steps,
             "episodes": self.episodes,
@@ -97,7 +109,7 @@ class RunSuite(Options):
             run={name: value for name, value in asked.items() if value is not None},
         )
         try:
-            result = run_suite(request, self.out, Display(quiet=self.quiet))
+            result = run_suite(request, self.out, Display(quiet=self.quiet), work)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("The same command goes on.") from None
         done = f"{result['finished']} of {result['cells']} cells are finished"
@@ -108,6 +120,16 @@ class RunSuite(Options):
             message = f"{len(failed)} groups failed; the same command tries them again.{lines}"
             raise PartlyFailed(message, result)
         return result
+
+    def _work(self) -> GroupRunner | None:
+        """What runs the groups; None: this process."""
+        if self.on == "ray":
+            from icql.bench.on_ray import OnRay
+
+            return OnRay(address=self.address, cpus=self.cpus)
+        if self.address is not None:
+            raise UserError("is of use with --on ray alone.", where=f"--address {self.address}")
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,6 +92,8 @@ def matrices(critics: list[CriticValues]) -> Figure:
             layers = np.arange(1, len(critic.c[name]) + 1)
             ax.plot(layers, critic.c[name], color=f"C{i}", marker="o", ms=3, label=critic.label)
         ax.set_xlabel("layer ℓ")
+        ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
+        ax.locator_params(axis="x", integer=True)
         ax.set_title(title, loc="left")
     every[0].legend(frameon=False)
     return drawn

@@ -9,6 +9,7 @@ import pytest
 
 import icql
 import pendulum
+from icql.bench.compared import report_of
 from icql.cli import main
 
 
@@ -22,6 +23,8 @@ def runs(tmp_path_factory):
     icql.train("bc", steps=2, seeds=3, out=folder / "three", run={"episodes": 2}, **rest)
     icql.train("bc", steps=3, out=folder / "one", run={"episodes": 1}, **rest)
     icql.train("bc", steps=1, out=folder / "none", run={"episodes": 0}, **rest)
+    grid = {"policy.learning_rate": [1e-3, 1e-2]}
+    icql.train("bc", steps=2, seeds=2, grid=grid, out=folder / "grid", run={"episodes": 1}, **rest)
     return folder
 
 
@@ -49,6 +52,25 @@ def test_the_table_and_the_picture(runs, capsys, tmp_path):
     assert "bc" in said
     assert "mean of the data" in said
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_few_runs_get_the_report_of_a_suite(runs, capsys, tmp_path):
+    chosen = [str(runs / "three"), str(runs / "one"), str(runs / "grid")]
+    assert main(["compare", *chosen, "--out", str(tmp_path / "page.html"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["runs"]
+    page = (tmp_path / "page.html").read_text()
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    for row in told:
+        assert f"{row['mean']:.1f}" in page
+    assert main(["compare", *chosen, "--out", str(tmp_path / "table.md")]) == 0
+    table = (tmp_path / "table.md").read_text()
+    for name in ("bc in ", "three", "one", "bc policy.learning\\_rate=0.01"):
+        assert name in table
+    report = report_of([runs / "grid"])
+    means = [np.mean(cell.scores) for cell in report.cells()]
+    np.testing.assert_allclose(means, [row["mean"] for row in told[2:]])
+    assert main(["compare", *chosen, "--out", str(tmp_path / "table.doc")]) == 2
+    assert "must end in .png" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("run", "words"), [("none", "has no score"), ("missing", "missing")])

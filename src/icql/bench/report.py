@@ -284,7 +284,7 @@ def gather(folder: BenchFolder) -> Report:
         failures=tuple(failures),
         unfinished=tuple(unfinished),
         superseded=tuple(sorted(superseded)),
-        notes=tuple(notes) + tuple(_unequal(tables)),
+        notes=tuple(notes) + tuple(unequal(tables)),
     )
 
 
@@ -327,7 +327,7 @@ def _ordered(found: Iterable[str], order: Sequence[str]) -> list[str]:
     return sorted(found, key=lambda name: (places.get(name, len(places)), name))
 
 
-def _unequal(tables: Iterable[Table]) -> list[str]:
+def unequal(tables: Iterable[Table]) -> list[str]:
     """What keeps the numbers of a table from being compared as they stand."""
     notes = []
     for table in tables:

@@ -272,7 +272,7 @@ def train_cells(folder: BenchFolder, group: CellGroup, seeds: range, display: Di
     for place, seed in enumerate(seeds):
         if seed in there:  # a finished cell is never written again
             continue
-        outcome = _outcome(result, evaluations, place)
+        outcome = outcome_of(result, evaluations, place)
         folder.write_record(group, seed, {"outcome": outcome, "run": shared})
 
 
@@ -323,7 +323,7 @@ def _finished(out: Path) -> dict[str, Any] | None:
         return None
 
 
-def _outcome(
+def outcome_of(
     result: Mapping[str, Any], evaluations: list[dict[str, Any]], place: int
 ) -> dict[str, Any]:
     """What decides nothing but follows from the cell: the final score, and the best apart."""

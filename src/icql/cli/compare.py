@@ -27,7 +27,8 @@ class Compare(Options):
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders."""
     out: Path | None = None
-    """Also draw the scores into this picture (.png)."""
+    """Also draw the scores (.png), or write the report that suites get: curves, intervals,
+    probability of improvement, settings, as a page (.html) or tables (.md, .tex)."""
 
     def execute(self) -> Result:
         """Read, show and draw."""
@@ -47,9 +48,22 @@ class Compare(Options):
         for warning in warnings:
             self.say(f"note: {warning}")
         if self.out is not None:
-            _draw(rows, self.out)
-            self.say(f"picture: {self.out}")
+            self._write(rows, self.out)
         return {"runs": rows, "notes": warnings}
+
+    def _write(self, rows: list[dict[str, Any]], out: Path) -> None:
+        if out.suffix == ".png":
+            _draw(rows, out)
+        elif out.suffix in (".html", ".md", ".tex"):
+            from icql.bench.compared import report_of
+            from icql.bench.report import write_report
+
+            write_report(report_of(self.runs), out)
+        else:
+            raise UserError(
+                f"must end in .png, .html, .md or .tex, not {out.suffix!r}.", where="--out"
+            )
+        self.say(f"{'picture' if out.suffix == '.png' else 'report'}: {out}")
 
 
 def _rows(run: Path) -> list[dict[str, Any]]:

@@ -244,8 +244,8 @@ function actionTable(own, shared) {
 }
 function evidenceTable(run, own, shared) {
   const heads = ["row", "episode", "step", "distance", "outcome"], parts = Boolean(own.near_part);
-  if (parts) heads.push("part of value");
-  if (parts && own.near_logged_part) heads.push("… logged action");
+  if (parts) heads.push("part");
+  if (parts && own.near_logged_part) heads.push("part, logged");
   const rows = own.near.map((row, j) => {
     const go = el("button", { type: "button", title: "show this row", onclick: () => chooseRow(row) }, String(row));
     const line = [D.served ? go : String(row), String(own.near_episode[j]), String(own.near_step[j]), said(own.near_distance[j]), said(own.near_outcome[j])];
@@ -302,8 +302,8 @@ function line(c, xsOf, ysOf, colour) {
   c.stroke();
 }
 function drawTrace(canvas, trace) {
-  const { c, w, h } = begin(canvas), all = [0, ...trace];
-  plot(c, w, h, all.map((_, i) => i), [[all, css("--link")]], "layer");
+  const { c, w, h } = begin(canvas);
+  plot(c, w, h, trace.map((_, i) => i + 1), [[trace, css("--link")]], "layer");
 }
 function plot(c, w, h, steps, lines, name, mark) {
   const flat = lines.flatMap((l) => l[0]).filter((v) => v !== null && isFinite(v));
@@ -438,15 +438,19 @@ function build() {
   const paid = D.served ? EPISODES.paid.of : D.series.map((s) => s.return);
   const episode = el("select", { name: "episode", onchange: (e) => { if (e.target.value !== "") chooseEpisode(Number(e.target.value)); } },
     el("option", { value: "" }, "choose …"), ...ids.map((id, i) => el("option", { value: String(i) }, `${id}: return ${said(paid[i])}`)));
+  const episodes = el("section", { class: "card" }, el("h2", {}, "An episode in time"), el("label", {}, "episode: its logged return", episode), seriesBox);
   page.replaceChildren(
     el("header", {}, el("h1", {}, `What stands behind ${D.runs.map((r) => r.name).join(" and ")}`),
       el("p", {}, `Data: ${D.data}, ${count(D.transitions)} transitions. ${sampling()}`)),
     bars, message,
-    el("div", { class: two ? "columns two" : "columns one" }, ...D.runs.map((_, r) => el("div", { class: "run" }, cards[r], statePanels[r]))),
-    el("section", { class: "card" }, el("h2", {}, "An episode in time"), el("label", {}, "episode: its logged return", episode), seriesBox),
+    two ? el("div", { class: "columns" }, ...D.runs.map((_, r) => el("div", {}, cards[r], statePanels[r])))
+      : el("div", { class: "columns" }, el("div", {}, cards[0], episodes), el("div", { class: "first" }, statePanels[0])),
+    ...(two ? [episodes] : []),
     el("p", { class: "soft" }, `icql ${D.version}. The alarm says that nothing like a state was logged; not that it is dangerous, and not that what was logged is right.`));
   if (ids.length) { episode.value = "0"; chooseEpisode(0); }
   redraw();
+  const { canvas } = maps[0], box = canvas.getBoundingClientRect(); // an example to begin with
+  choosePoint(nearestPoint(canvas, box.width / 2, box.height / 2));
 }
 function pasted(text) {
   const numbers = text.trim().replace(/^\[|\]$/g, "").split(/[\s,;]+/).filter((x) => x !== "").map(Number);

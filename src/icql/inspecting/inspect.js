@@ -239,7 +239,7 @@ function actionTable(own, shared) {
       [[withUnit(D.actions[0]), name(own.action[0]), ...(logged ? [name(logged[0])] : [])]], "names");
   }
   const rows = D.actions.map((a, i) => [withUnit(a), said(own.action[i]),
-    ...(logged ? [said(logged[i]), `${said(100 * (own.action[i] - logged[i]) / (a.high - a.low || 1))} %`] : [])]);
+    ...(logged ? [said(logged[i]), `${(100 * (own.action[i] - logged[i]) / (a.high - a.low || 1)).toFixed(1)} %`] : [])]);
   return table("", ["action", "policy", ...(logged ? ["logged", "difference, of range"] : [])], rows, "names");
 }
 function evidenceTable(run, own, shared) {
@@ -255,7 +255,7 @@ function evidenceTable(run, own, shared) {
   });
   const total = own.counts.reduce((a, b) => a + b, 0), more = total - rows.length;
   const caption = parts
-    ? `The value of the policy's action is ${said(own.prior[0])} without any context, plus these parts${more > 0 ? `, plus ${said(own.rest_part[0])} of ${more} more rows` : ""}.`
+    ? `The value of the policy's action is ${said(own.prior[0])} without any context, plus these parts${more > 0 ? `, plus ${said(own.rest_part[0])} of ${more} more rows` : ""}.` + (own.near_logged_part ? " Last column: the same for the logged action." : "")
     : "The nearest logged states of other episodes.";
   return table(caption, heads, rows);
 }
@@ -438,13 +438,13 @@ function build() {
   const paid = D.served ? EPISODES.paid.of : D.series.map((s) => s.return);
   const episode = el("select", { name: "episode", onchange: (e) => { if (e.target.value !== "") chooseEpisode(Number(e.target.value)); } },
     el("option", { value: "" }, "choose …"), ...ids.map((id, i) => el("option", { value: String(i) }, `${id}: return ${said(paid[i])}`)));
-  const episodes = el("section", { class: "card" }, el("h2", {}, "An episode in time"), el("label", {}, "episode: its logged return", episode), seriesBox);
+  const episodes = el("section", { class: "card later" }, el("h2", {}, "An episode in time"), el("label", {}, "episode: its logged return", episode), seriesBox);
   page.replaceChildren(
     el("header", {}, el("h1", {}, `What stands behind ${D.runs.map((r) => r.name).join(" and ")}`),
       el("p", {}, `Data: ${D.data}, ${count(D.transitions)} transitions. ${sampling()}`)),
     bars, message,
     two ? el("div", { class: "columns" }, ...D.runs.map((_, r) => el("div", {}, cards[r], statePanels[r])))
-      : el("div", { class: "columns" }, el("div", {}, cards[0], episodes), el("div", { class: "first" }, statePanels[0])),
+      : el("div", { class: "columns" }, el("div", { class: "left" }, cards[0], episodes), el("div", { class: "first" }, statePanels[0])),
     ...(two ? [episodes] : []),
     el("p", { class: "soft" }, `icql ${D.version}. The alarm says that nothing like a state was logged; not that it is dangerous, and not that what was logged is right.`));
   if (ids.length) { episode.value = "0"; chooseEpisode(0); }

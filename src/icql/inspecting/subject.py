@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -95,12 +96,19 @@ class Subject:
         chosen = self._act(states)
         found: Fields = {"outcome": self.outcome[rows], "away": self._away(chosen, logged)}
         if self.critic is not None:
-            found["value"] = _by_block(self.critic.q, states, chosen)
-            found["logged_value"] = _by_block(self.critic.q, states, logged)
+            found["value"], found["logged_value"] = _by_block(
+                self._values, states, chosen, logged
+            ).T
             found["advantage"] = found["logged_value"] - found["value"]
         if self.alarm is not None:
             found["far"] = self._far(states, rows)
         return found
+
+    def _values(self, states: Any, chosen: Any, logged: Any) -> NDArray[Any]:
+        """Values (B, 2) of two actions in each state: asked at once, contexts are found once."""
+        assert self.critic is not None
+        both = self.critic.q(np.concatenate([states, states]), np.concatenate([chosen, logged]))
+        return np.asarray(both).reshape(2, -1).T
 
     def details(self, states: NDArray[np.float32], rows: Rows | None) -> Fields:
         """All that is shown of states (B, obs): `rows` of the log, or None for states of no log."""
@@ -144,11 +152,16 @@ class Subject:
     ) -> tuple[Rows, Doubles]:
         """The rows behind the values, or else the nearest ones; values go to `found`."""
         if self.critic is not None and self.explains:
-            why: Grounds = self.critic.evidence(states, chosen)
+            n, asked = len(states), chosen
+            if rows is not None:  # of both actions at once: contexts are found once
+                states = np.concatenate([states, states])
+                asked = np.concatenate([chosen, self.data.actions[rows]])
+            every = self.critic.evidence(states, asked)
+            why = _part(every, slice(n))
             found |= {"value": why.value, "prior": why.prior, "near_part": why.influence[:, :SHOWN]}
             found["rest_part"] = why.influence[:, SHOWN:].sum(1)
             if rows is not None:
-                also = self.critic.evidence(states, self.data.actions[rows])
+                also = _part(every, slice(n, None))
                 found["logged_value"] = also.value
                 found["near_logged_part"] = _in_order(also, why.rows)[:, :SHOWN]
             return why.rows, why.distance
@@ -205,6 +218,11 @@ def _by_block(ask: Callable[..., Any], *arrays: Any) -> NDArray[Any]:
     count = len(arrays[0])
     every = range(0, max(count, 1), BLOCK)
     return np.concatenate([np.asarray(ask(*(x[i : i + BLOCK] for x in arrays))) for i in every])
+
+
+def _part(why: Grounds, some: slice) -> Grounds:
+    """The grounds of some of the pairs."""
+    return Grounds(**{f.name: getattr(why, f.name)[some] for f in fields(why)})
 
 
 def _in_order(why: Grounds, rows: Rows) -> Doubles:

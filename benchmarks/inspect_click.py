@@ -1,6 +1,6 @@
 """How long a click on `icql inspect` waits at a million states (made up), without HTTP.
 
-    python benchmarks/inspect_click.py [--rows 1000000] [--columns 17] [--clicks 30]
+python benchmarks/inspect_click.py [--rows 1000000] [--columns 17] [--clicks 30]
 """
 
 from __future__ import annotations

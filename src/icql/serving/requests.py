@@ -24,7 +24,7 @@ class Refused(Exception):
         super().__init__(message)
 
 
-class Columns(Protocol):
+class TakesStates(Protocol):
     """Whatever takes states of so many numbers, with names where they are known."""
 
     columns: int
@@ -62,7 +62,7 @@ def most_bytes(columns: int) -> int:
     return MOST_ROWS * (columns * PER_NUMBER + 4) + AROUND
 
 
-def read_states(body: bytes, policy: Columns) -> NDArray[np.float32]:
+def read_states(body: bytes, policy: TakesStates) -> NDArray[np.float32]:
     """The states (rows, columns) of {"states": [[…], …]}.
 
     Raises:
@@ -82,7 +82,7 @@ def read_states(body: bytes, policy: Columns) -> NDArray[np.float32]:
     return _numbers(rows, policy)
 
 
-def _numbers(rows: list[Any], policy: Columns) -> NDArray[np.float32]:
+def _numbers(rows: list[Any], policy: TakesStates) -> NDArray[np.float32]:
     width = policy.columns
     order = f" Their order: {', '.join(policy.names)}." if policy.names else ""
     for i, row in enumerate(rows):

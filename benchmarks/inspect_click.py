@@ -16,6 +16,7 @@ import numpy as np
 import icql
 from icql.data.formats.npz import write_npz
 from icql.data.transitions import Steps
+from icql.evidence import alarm
 from icql.inspecting.view import View
 from icql.progress import Display
 
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--clicks", type=int, default=30)
     parser.add_argument("--algo", default="icql")
     asked = parser.parse_args()
+    alarm.SCORED = 500  # its limit is found sooner; a click takes as long
     small = {"batch_size": 16, "hidden": [64, 64], "policy.hidden": [64, 64]}
     with tempfile.TemporaryDirectory() as place:
         log = make_log(Path(place) / "log.npz", asked.rows, asked.columns)

@@ -39,11 +39,15 @@ def test_python_examples_of_the_readme_run(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("optimised")  # many sweeps of value iteration, compiled once
 def test_the_example_of_the_page_on_evidence_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks((ROOT / "docs" / "evidence.md").read_text(), "python")
+    page = (ROOT / "docs" / "evidence.md").read_text()
+    (code,) = blocks(page, "python")
     names: dict[str, object] = {}
     exec(compile(code, "evidence.md", "exec"), names)
     assert "influence" in capsys.readouterr().out
     assert names["rings"].all()
+    for line in "".join(blocks(page, "bash")).splitlines():
+        assert main(shlex.split(line)[1:]) == 0, line
+    assert Path("page.html").stat().st_size < 10_000_000
 
 
 def test_the_commands_and_the_example_of_the_page_on_exporting_run(tmp_path, monkeypatch, capsys):

@@ -31,6 +31,7 @@ __all__ = [
     "Transitions",
     "UserError",
     "get_task",
+    "inspect",
     "judge",
     "literal_prompt_q",
     "load_alarm",
@@ -178,6 +179,39 @@ def judge(
         settings=override(JudgeSettings(), settings or {}),
         display=Display(quiet=quiet),
     )
+
+
+def inspect(
+    run: str | Path,
+    against: str | Path | None = None,
+    *,
+    out: str | Path,
+    dataset: str | Path | None = None,
+    rate: float = 0.05,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Write a page to look at: the map of logged states, and what stands behind each value.
+
+    It is one file that needs nothing else; `icql inspect RUN` serves the same page for all states.
+
+    Args:
+        run: folder of a finished run.
+        against: another run on the same data, to see side by side.
+        out: the file to write, `….html`.
+        dataset: where the data is now, if not where it was when the run was made.
+        rate: of the alarm's false alarms, in new episodes like the logged ones.
+        quiet: show nothing on standard error.
+
+    Returns:
+        `page`, `bytes`, and how many `points`, `states` with their evidence and `episodes` it has.
+    """
+    from icql.inspecting.view import View
+    from icql.inspecting.webpage import check_out, write_page
+
+    check_out(Path(out))
+    runs = [run] if against is None else [run, against]
+    view = View(runs, dataset=dataset, rate=rate, display=Display(quiet=quiet))
+    return write_page(view, Path(out))
 
 
 def select(

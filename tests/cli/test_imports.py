@@ -30,6 +30,7 @@ sys.stderr.write(" ".join(name for name in %r if name in sys.modules))
         "evaluate --help",
         "judge --help",
         "select --help",
+        "inspect --help",
         "export --help",
         "serve --help",
         "algos",

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from icql.serving import app
-from icql.serving.app import Served, make_app
+from icql.serving import requests
+from icql.serving.app import make_app
+from icql.serving.guard import Served
 
 BODY = json.dumps({"states": [[1.0, 2.0]]}).encode()
 
@@ -66,7 +67,7 @@ def test_an_answer_is_counted_and_the_last_ones_close_the_connection():
 
 
 def test_a_body_that_does_not_arrive(monkeypatch):
-    monkeypatch.setattr(app, "SECONDS", 0.05)
+    monkeypatch.setattr(requests, "SECONDS", 0.05)
     code, _, said = ask(Fake(), Served(), BODY[:5])
     assert code == 408
     assert "took longer" in said["error"]

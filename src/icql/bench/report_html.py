@@ -9,6 +9,7 @@ from importlib import resources
 
 from icql.bench.report import Report, Table, TableCell
 from icql.bench.report_charts import by_setting, curves, key, over_tasks
+from icql.pages import document, look
 
 WORDS = {
     "within": "our interval holds the published number",
@@ -36,15 +37,8 @@ def page(report: Report) -> str:
         _cost(report),
         _runs(report),
     ]
-    files = resources.files("icql.bench")
-    style, script = (files.joinpath(f"report.{kind}").read_text() for kind in ("css", "js"))
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>Benchmark report</title><style>{style}</style></head>\n"
-        f"<body>{''.join(body)}<script>{script}</script></body></html>\n"
-    )
+    script = resources.files("icql.bench").joinpath("report.js").read_text()
+    return document("Benchmark report", "".join(body), style=look(), script=script)
 
 
 def _id(table: Table) -> str:

@@ -86,6 +86,9 @@ COMMANDS: dict[str, Command | Group] = {
     "analyse": Command("what critics say of the same states, and how", "analyse:Analyse"),
     "judge": Command("is it better? what the log alone can say, with intervals", "judge:Judge"),
     "select": Command("choose among runs by the log alone", "judge:Select"),
+    "inspect": Command(
+        "a page to look at: states, values and what stands behind", "inspect:Inspect"
+    ),
     "export": Command("a policy and its alarm as one ONNX file", "export:Export"),
     "serve": Command("answer requests with an exported policy, on this machine", "export:Serve"),
     "data": Group(

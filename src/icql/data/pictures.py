@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -42,16 +43,32 @@ def inline(drawn: Figure) -> str:
     return f"data:image/png;base64,{base64.b64encode(png(drawn)).decode()}"
 
 
-def state_map(states: NDArray[np.floating]) -> Array:
-    """States (N, obs) on the first two principal directions of the standardised states: (N, 2)."""
+@dataclass(frozen=True)
+class Plane:
+    """Where the map of states lies: the first two principal directions of standardised states."""
+
+    centre: Array  # (obs,)
+    axes: Array  # (obs, 2)
+
+    def __call__(self, states: NDArray[np.floating]) -> Array:
+        """The places (N, 2) of states (N, obs)."""
+        return np.asarray((states - self.centre) @ self.axes)
+
+
+def fit_plane(states: NDArray[np.floating]) -> Plane:
+    """The plane of states (N, obs)."""
     spread = states.std(0, dtype=np.float64)
     shape = np.where(spread > 1e-6, spread, np.inf)  # a constant column has no say
     centre = states.mean(0, dtype=np.float64)
     sample = (states[:: max(1, len(states) // FITTED)] - centre) / shape
     axes = np.linalg.eigh(sample.T @ sample)[1][:, ::-1][:, :2]
     axes = np.where(axes.sum(0) < 0, -axes, axes) / shape[:, None]  # either sign would do
-    plane = (states - centre) @ axes
-    return np.pad(plane, ((0, 0), (0, 2 - plane.shape[1])))  # one column only: a line
+    return Plane(centre, np.pad(axes, ((0, 0), (0, 2 - axes.shape[1]))))  # one column only: a line
+
+
+def state_map(states: NDArray[np.floating]) -> Array:
+    """States (N, obs) on the first two principal directions of the standardised states: (N, 2)."""
+    return fit_plane(states)(states)
 
 
 def draw_map(axes: Any, data: Transitions, label: str) -> None:

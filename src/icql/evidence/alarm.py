@@ -82,7 +82,7 @@ def fit_alarm(
             fix="Log more episodes.",
         )
     most = len(data) if states is None else max(states, 0)
-    kept = _some_rows(len(data), most, KEPT_SEED)
+    kept = some_rows(len(data), most, KEPT_SEED)
     if len(np.unique(data.episode[kept])) < 2:
         raise UserError(
             f"{states} are too few: all that are kept come from one episode.", where="states"
@@ -107,7 +107,7 @@ def _scores(
 ) -> NDArray[np.float64]:
     """How far logged states are from the nearest kept one of other episodes."""
     others = _retriever(data, kept, found, context)
-    scored = _some_rows(len(data), SCORED, SEED)
+    scored = some_rows(len(data), SCORED, SEED)
     episodes, first = np.unique(data.episode[kept], return_index=True)
     place = np.minimum(np.searchsorted(episodes, data.episode[scored]), len(episodes) - 1)
     # any kept row of a state's episode names it; -1 where none of it was kept
@@ -125,7 +125,7 @@ def _retriever(
     return Retriever(states, None, context, episode=episode, space=found)
 
 
-def _some_rows(rows: int, most: int, seed: int) -> NDArray[np.integer]:
+def some_rows(rows: int, most: int, seed: int) -> NDArray[np.integer]:
     """All rows, or `most` of them drawn by `seed`, ascending."""
     if rows <= most:
         return np.arange(rows)

@@ -66,8 +66,12 @@ class GraphCritic:
         """The logged transitions behind each value, which their influences add up to."""
         rows, weights = self.influences(states, actions)
         parts, away = weights * self.row_q[rows], self.neighbours(states)[1]
-        outcome = outcomes(self.data, self.settings.discount)
-        return gather(self.data, rows, away, parts, np.zeros(len(rows)), outcome)
+        return gather(self.data, rows, away, parts, np.zeros(len(rows)), self.outcome)
+
+    @cached_property
+    def outcome(self) -> Doubles:
+        """What followed every logged row, discounted: (N,)."""
+        return outcomes(self.data, self.settings.discount)
 
     def neighbours(
         self, states: ArrayLike, rows: ArrayLike | None = None

@@ -25,10 +25,9 @@ from icql.nn.policies import MemoryPolicy
 from icql.progress import Display
 from icql.settings.grid import say_settings
 from icql.settings.judge import JudgeSettings
-from icql.settings.shared import CriticSettings
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
-from icql.training.trained import data_of, load_policy
+from icql.training.trained import data_of, load_policy, run_discount
 
 BLOCK = 2**15  # rows that policies act on at once
 SPREAD = (
@@ -88,14 +87,6 @@ def candidates_of(run: str | Path) -> list[Candidate]:
         seeds = tuple(trained.members[i].seed for i in own)
         found.append(Candidate(Path(run), folder, plan, settings, policies, seeds))
     return found
-
-
-def run_discount(plan: Plan) -> float:
-    """γ of a run's critics or graph; 0.99 where it has neither."""
-    settings = plan.settings
-    if isinstance(settings, CriticSettings):
-        return settings.discount
-    return float(settings.draw.discount)
 
 
 def judge_run(

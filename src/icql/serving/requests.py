@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from icql.serving.policy_file import PolicyFile
+from starlette.requests import ClientDisconnect, Request
 
 MOST_ROWS = 10_000
+SECONDS = 20  # for a body to arrive
 PER_NUMBER = 32  # bytes of JSON: float64 in full has 24 and a comma
 AROUND = 4096  # bytes of JSON beside the numbers
 
@@ -23,12 +24,45 @@ class Refused(Exception):
         super().__init__(message)
 
 
+class TakesStates(Protocol):
+    """Whatever takes states of so many numbers, with names where they are known."""
+
+    columns: int
+    names: list[str]
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body of a request, unless it is too large, too slow or not JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refused(415, "send JSON, with the header Content-Type: application/json.")
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise Refused(408, f"the body took longer than {SECONDS} s.") from None
+    except ClientDisconnect:  # nobody reads the answer
+        raise Refused(400, "the body was not sent to its end.") from None
+    return bytes(body)
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused(413, f"the body is larger than {limit:,} bytes: ask for fewer rows.")
+
+
 def most_bytes(columns: int) -> int:
     """How large a request may be: about `MOST_ROWS` rows."""
     return MOST_ROWS * (columns * PER_NUMBER + 4) + AROUND
 
 
-def read_states(body: bytes, policy: PolicyFile) -> NDArray[np.float32]:
+def read_states(body: bytes, policy: TakesStates) -> NDArray[np.float32]:
     """The states (rows, columns) of {"states": [[…], …]}.
 
     Raises:
@@ -48,7 +82,7 @@ def read_states(body: bytes, policy: PolicyFile) -> NDArray[np.float32]:
     return _numbers(rows, policy)
 
 
-def _numbers(rows: list[Any], policy: PolicyFile) -> NDArray[np.float32]:
+def _numbers(rows: list[Any], policy: TakesStates) -> NDArray[np.float32]:
     width = policy.columns
     order = f" Their order: {', '.join(policy.names)}." if policy.names else ""
     for i, row in enumerate(rows):

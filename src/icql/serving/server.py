@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from icql.errors import UserError
-from icql.serving.app import Served, make_app
+from icql.serving.app import make_app
+from icql.serving.guard import Served
 from icql.serving.policy_file import PolicyFile
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -28,11 +30,17 @@ def serve(policy: PolicyFile, host: str, port: int, begun: Callable[[str], None]
     Raises:
         UserError: the host is not this machine, or the port is taken.
     """
-    listening = listen(host, port)
-    address = f"[{host}]" if ":" in host else host
     served = Served()
+    run_app(make_app(policy, served), served, listen(host, port), begun)
+    return served
+
+
+def run_app(
+    app: ASGIApp, served: Served, listening: socket.socket, begun: Callable[[str], None]
+) -> None:
+    """Answer on a socket until SIGTERM or Ctrl-C; `begun` is told the address."""
     config = uvicorn.Config(
-        make_app(policy, served),
+        app,
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -40,7 +48,7 @@ def serve(policy: PolicyFile, host: str, port: int, begun: Callable[[str], None]
         ws="none",
         timeout_graceful_shutdown=ENDING,
     )
-    server = _Server(config, served, lambda: begun(f"http://{address}:{port_of(listening)}"))
+    server = _Server(config, served, lambda: begun(address_of(listening)))
     # uvicorn raises a signal again once it has ended; here that is how a server is meant to end
     before = signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     try:
@@ -49,21 +57,20 @@ def serve(policy: PolicyFile, host: str, port: int, begun: Callable[[str], None]
         signal.signal(signal.SIGTERM, before)
         listening.close()
         served.beside.shutdown()
-    return served
 
 
-def port_of(listening: socket.socket) -> int:
-    """The port of a socket; of port 0 the one that was chosen."""
-    port: int = listening.getsockname()[1]
-    return port
+def address_of(listening: socket.socket) -> str:
+    """The address of a socket; of port 0 the one that was chosen."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens on this machine alone."""
     if host not in LOOPBACK:
         raise UserError(
-            f"must be {', '.join(LOOPBACK[:-1])} or {LOOPBACK[-1]}, not {host!r}: a policy is "
-            "served to its own machine.",
+            f"must be {', '.join(LOOPBACK[:-1])} or {LOOPBACK[-1]}, not {host!r}: it is served "
+            "to its own machine alone.",
             where="--host",
             fix="For others, put a proxy with access control of your own before it.",
         )

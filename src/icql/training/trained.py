@@ -40,6 +40,7 @@ from icql.retrieval.cache import read_fitted
 from icql.retrieval.metric import fitted_space
 from icql.settings.contexts import ContextSettings, SpaceName
 from icql.settings.grid import Member, say_settings
+from icql.settings.shared import CriticSettings
 from icql.training.device import Normaliser, fit_normaliser, pack, state_limit, unpack
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
@@ -82,11 +83,16 @@ def load_critic(
     icql-graph is the solved graph.
     """
     folder, plan, algorithm = _opened(run)
-    learned, solved = isinstance(algorithm, HasCritics), plan.settings.draw.by != "uniform"
-    if not learned and not solved:
+    if not has_critic(run):
         raise UserError(f"{plan.algo} has no critic.", where=str(folder.path))
+    learned = isinstance(algorithm, HasCritics)
     _require_finished(folder, folder.critic_path if learned else folder.graph_path)
-    data = data_of(folder, dataset=dataset, columns=columns)
+    return critic_on(run, data_of(folder, dataset=dataset, columns=columns))
+
+
+def critic_on(run: str | Path, data: Transitions) -> TrainedCritic | GraphCritic:
+    """The critic of a finished run that has one, on its data (`data_of`)."""
+    folder, plan, algorithm = _opened(run)
     if not isinstance(algorithm, HasCritics):
         q = load_arrays(folder.graph_path).get("q")
         if q is None or q.shape != (len(data),):
@@ -103,7 +109,22 @@ def load_critic(
         fit_normaliser(data, plan.settings.data),
         context,
         space,
+        run_discount(plan),
     )
+
+
+def has_critic(run: str | Path) -> bool:
+    """Whether a run has a critic: a network's, or the solved graph."""
+    _, plan, algorithm = _opened(run)
+    return isinstance(algorithm, HasCritics) or plan.settings.draw.by != "uniform"
+
+
+def run_discount(plan: Plan) -> float:
+    """γ of a run's critics or graph; 0.99 where it has neither."""
+    settings = plan.settings
+    if isinstance(settings, CriticSettings):
+        return settings.discount
+    return float(settings.draw.discount)
 
 
 def data_of(
@@ -268,6 +289,7 @@ class TrainedCritic:
     normaliser: Normaliser
     context: ContextSettings | None
     space: Space | None = None  # where distances were measured in training; None: found again
+    discount: float = 0.99  # γ of the run
 
     def q(
         self, states: ArrayLike, actions: ArrayLike, **which: Unpack[Which]
@@ -300,10 +322,14 @@ class TrainedCritic:
         influence, prior = (np.stack(x) for x in zip(*parts, strict=True))
         least = np.argmin(prior + influence.sum(-1), axis=0)
         pairs = np.arange(len(least))
+        parts_of, priors = influence[least, pairs], prior[least, pairs]
+        return gather(self.data, rows, away, parts_of, priors, self.outcome)
+
+    @cached_property
+    def outcome(self) -> Doubles:
+        """What followed every logged row, discounted, on the scaled rewards: (N,)."""
         scaled = replace(self.data, rewards=self.normaliser.rewards(self.data.rewards))
-        members: Any = critics.members  # local ones: `neighbours` has refused others
-        outcome = outcomes(scaled, members.discount)
-        return gather(self.data, rows, away, influence[least, pairs], prior[least, pairs], outcome)
+        return outcomes(scaled, self.discount)
 
     def neighbours(
         self, states: ArrayLike, rows: ArrayLike | None = None

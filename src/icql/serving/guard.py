@@ -1,0 +1,87 @@
+"""Who may ask a server of this machine: a browser's page of another origin may not.
+
+A page in a browser may send requests to any address, a loopback one too. So a request must name a
+loopback host: a name that was made to lead here is none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HOSTS = ("localhost", "127.0.0.1", "[::1]")
+HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+
+@dataclass
+class Served:
+    """What was answered so far, and whether the end has come."""
+
+    requests: int = 0
+    rows: int = 0
+    alarms: int = 0
+    refused: int = 0
+    ending: bool = False  # answer what comes, and close the connection
+    beside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+
+
+class Guard:
+    """Lets requests to a loopback host in, and puts the same headers on every answer."""
+
+    def __init__(self, app: ASGIApp, served: Served, headers: Mapping[str, str] = HEADERS) -> None:
+        self.app, self.served = app, served
+        self._always = [(name.encode(), value.encode()) for name, value in headers.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *self._always]
+                if self.served.ending:
+                    message["headers"].append((b"connection", b"close"))
+            await send(message)
+
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 or _host(hosts[0]) not in HOSTS:
+            self.served.refused += 1
+            refusal = json_answer({"error": f"only for this machine: {', '.join(HOSTS)}."}, 421)
+            await refusal(scope, receive, guarded)
+            return
+        await self.app(scope, receive, guarded)
+
+
+def _host(header: bytes) -> str:
+    """The host of a Host header without its port."""
+    host = header.decode("latin-1").lower()
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host
+
+
+def json_answer(
+    content: Any, code: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """An answer in JSON."""
+    given = None if headers is None else dict(headers)
+    return Response(as_json(content), code, given, media_type="application/json")
+
+
+def as_json(content: Any) -> bytes:
+    """Content as compact JSON; a number that is not finite is an error."""
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()

@@ -21,7 +21,7 @@ from icql.data.tasks import Task, get_task
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool
-from icql.files import default_cache_dir, write_json
+from icql.files import default_cache_dir
 from icql.graph.logged import Comparison, compare_rows
 from icql.progress import Display, Work
 from icql.retrieval import Neighbours, Space, build_neighbours
@@ -104,8 +104,9 @@ def drive(plan: Plan, loop: Loop, states: Any, desk: Bystander) -> Any:
     Every process of a group runs this, and so asks for the same things in the same order; what
     only the first one does is done at its desk.
     """
-    step = agree(desk.saved)
-    states = desk.start(step, loop.gather(states))
+    with stopping_together():
+        saved, states = desk.start(loop.gather(states))
+    step = agree(saved)
     states = loop.place(share(states) if step else states)
     while step < plan.run.steps:
         goal = plan.next_mark(step)
@@ -303,12 +304,7 @@ def open_folder(plan: Plan, data: Transitions, out: Path, *, resume: bool) -> Ru
     """
     if resume:
         folder = RunFolder.open(out)
-        changes = {
-            "dataset": plan.dataset,
-            "columns": plan.columns,
-            "run": dataclasses.asdict(plan.run),
-        }
-        write_json(folder.manifest_path, folder.manifest | changes)
+        folder.record(dataset=plan.dataset, columns=plan.columns, steps=plan.run.steps)
         return folder
     manifest = {
         **dataclasses.asdict(plan),

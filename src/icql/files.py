@@ -45,7 +45,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError:
         raise UserError("there is no such file.", where=str(path)) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, no text, nested without end
         raise UserError(f"is not valid JSON ({error}).", where=str(path)) from None
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from icql.bench.locks import held
+from icql.locks import held
 from icql.errors import UserError
 from icql.files import read_json, write_json
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from icql.algos.presets import resolve_preset
-from icql.bench.locks import held, holder
+from icql.locks import held, holder
 from icql.bench.records import (
     Asked,
     BenchFolder,

@@ -365,5 +365,5 @@ def test_a_flipped_bit_of_a_parquet_file_of_ours_is_found(tmp_path: pathlib.Path
         content = bytearray(whole)
         content[last] ^= 1
         path.write_bytes(content)
-        with pytest.raises(UserError, match="log.parquet"):
+        with pytest.raises(UserError, match=r"log\.parquet"):
             load_dataset(path)

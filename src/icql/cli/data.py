@@ -17,11 +17,11 @@ import tyro
 from icql.cli.options import Flag, Options, Result
 from icql.data.arrays import read_size
 from icql.data.datasets import (
-    is_store,
     D4RL_DIR,
     EMBEDDED,
     convert,
     find_d4rl,
+    is_store,
     kinds,
     load_dataset,
     mapped_suffixes,

@@ -317,7 +317,6 @@ class Draft:
                 shutil.rmtree(rest, ignore_errors=True)
             return Neighbours(*_mapped(self._entry), report, identity.key)
 
-
     def _discarded(self) -> UserError:
         """What to say once the draft is gone, because a part of it is not what was written."""
         assert self._folder is not None

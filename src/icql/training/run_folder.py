@@ -10,6 +10,7 @@ policy.safetensors     final policies of all seeds, with their state normaliser
 critic.safetensors     final critics of all seeds
 graph.safetensors      what the retrieval graph says of every row: q, v, returns, weights
 result.json            final scores, apart from the best seen; per-episode returns
+lock                   who trains in it now; nobody, where no process holds it
 judge.json             what `icql judge` last said of the policies, if it was asked
 plots/                 pictures
 """
@@ -30,9 +31,11 @@ from icql.data.signals import Signals
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.files import atomic, read_json, write_json
+from icql.locks import held, holder
 from icql.settings.grid import Member
 
 FORMAT = 2
+LOCK = "lock"
 PLAN = ("algo", "task", "preset", "settings", "run", "seeds", "grid")  # what decides the outcome
 
 
@@ -55,7 +58,7 @@ class RunFolder:
     @staticmethod
     def check_free(path: Path) -> None:
         """Refuse a path where something is already: nothing is ever overwritten."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(x.name != LOCK for x in path.iterdir())):
             raise UserError(
                 "already exists and is not empty.",
                 where=str(path),
@@ -69,6 +72,18 @@ class RunFolder:
         folder = cls(path)
         write_json(folder.manifest_path, {"format": FORMAT, **manifest, "seal": _seal(manifest)})
         return folder
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Be the only process that trains in this folder; one that died owns nothing any more."""
+        with held(self.path / LOCK) as mine:
+            if not mine:
+                raise UserError(
+                    f"{holder(self.path / LOCK) or 'another process'} is training in it.",
+                    where=str(self.path),
+                    fix="Wait until it is done, or give another --out.",
+                )
+            yield
 
     def record(self, *, dataset: str, columns: str | None, steps: int) -> None:
         """Write down what a resumed run may change: its data's place and its length."""

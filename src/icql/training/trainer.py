@@ -21,7 +21,7 @@ from icql.data.tasks import Task, get_task
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool
-from icql.files import default_cache_dir
+from icql.files import check_writable, default_cache_dir
 from icql.graph.logged import Comparison, compare_rows
 from icql.progress import Display, Work
 from icql.retrieval import Neighbours, Space, build_neighbours
@@ -62,10 +62,38 @@ def run_training(
     join_group()
     if not is_first():
         display = Display(quiet=True)
+    with contextlib.ExitStack() as owning:
+        return _run(
+            plan,
+            out,
+            display,
+            owning,
+            resume=resume,
+            memory=memory,
+            devices=devices,
+            given=given,
+        )
+
+
+def _run(
+    plan: Plan,
+    out: Path,
+    display: Display,
+    owning: contextlib.ExitStack,
+    *,
+    resume: bool,
+    memory: int | None,
+    devices: int | None,
+    given: Collection[str],
+) -> dict[str, Any]:
+    """As `run_training`; the folder stays owned, once it is there, until `owning` is closed."""
     with stopping_together():
         if is_first() and not resume:
             RunFolder.check_free(out)
+            check_writable(out)
         begun = RunFolder.open(out) if is_first() and resume else None
+        if begun is not None:
+            owning.enter_context(begun.owned())
         with begun.missing(plan.dataset) if begun else contextlib.nullcontext():
             findings, _ = examine(plan.dataset, task=plan.task, columns=plan.columns)
         data = findings.usable(plan.dataset)
@@ -89,6 +117,8 @@ def run_training(
     desk = Bystander()
     if is_first():
         # only now is everything known to fit together: a refused run leaves no folder behind
+        if begun is None:
+            owning.enter_context(RunFolder(out).owned())
         folder = open_folder(plan, data, out, resume=resume)
         if (space := space_of(ready.neighbours)) is not None and not folder.space_path.exists():
             write_fitted(folder.space_path, space.fitted)

@@ -84,13 +84,13 @@ def load_weights(path: Path, like: Tree) -> Tree:
             raise UserError(
                 f"holds {stored[name].dtype} for {name}, expected {leaf.dtype}.", where=str(path)
             )
-        check_finite(path, name, stored[name])
+        check_numbers(path, name, stored[name])
         return jax.numpy.asarray(stored[name])
 
     return jax.tree_util.tree_map_with_path(fill, like)
 
 
-def check_finite(path: Path, name: str, array: np.ndarray) -> None:
+def check_numbers(path: Path, name: str, array: np.ndarray) -> None:
     """Refuse numbers that nothing can be computed from."""
     # types that NumPy borrows (bfloat16) are of kind V, and know what is finite
     if array.dtype.kind in "fcV" and not np.isfinite(array).all():

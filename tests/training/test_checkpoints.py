@@ -17,7 +17,7 @@ import pendulum
 from icql.cli.main import main
 from icql.errors import UserError
 from icql.training import checkpoints as module
-from icql.training.checkpoints import Checkpoints, Damaged
+from icql.training.checkpoints import Checkpoints, DamagedCheckpoint
 from icql.training.run_folder import RunFolder
 
 RUN = {"episodes": 0, "log_every": 10, "checkpoint_every": 10}
@@ -124,7 +124,7 @@ def test_nothing_is_begun_anew_where_all_are_damaged(saved: Path) -> None:
 def test_a_checkpoint_of_another_plan_is_refused(saved: Path) -> None:
     with pytest.raises(UserError, match=r"step 4 was made by another plan") as refused:
         newest(saved, "other")
-    assert not isinstance(refused.value, Damaged)
+    assert not isinstance(refused.value, DamagedCheckpoint)
 
 
 def test_a_checkpoint_without_a_seal_is_taken_of_old_runs_alone(

@@ -127,9 +127,7 @@ class Train(Options, Generic[S]):
                     out=out,
                     resume=self.resume,
                     display=Display(),
-                    memory=None
-                    if self.memory is None
-                    else read_size(self.memory, where="--memory"),
+                    memory=memory,
                     devices=self.devices,
                     given=self.given,
                 )

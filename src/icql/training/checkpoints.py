@@ -86,7 +86,7 @@ class Checkpoints:
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
                 states = self.restore(step, like)
-            except Damaged as damaged:
+            except DamagedCheckpoint as damaged:
                 refused.append((step, damaged))
                 continue
             for bad, why in refused:
@@ -105,7 +105,7 @@ class Checkpoints:
         """Read the states saved at `step` into the shape of `like`, and verify them.
 
         Raises:
-            Damaged: it is not what was saved.
+            DamagedCheckpoint: it is not what was saved.
             UserError: it was saved by a run of another plan.
         """
         arrays, static = eqx.partition(like, eqx.is_array)
@@ -161,8 +161,8 @@ class Checkpoints:
         sys.unraisablehook = before
         return found
 
-    def _damage(self, step: int, why: str) -> Damaged:
-        return Damaged(
+    def _damage(self, step: int, why: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(
             f"the checkpoint of step {step} cannot be restored ({why}).", where=str(self.path)
         )
 
@@ -181,7 +181,7 @@ class Checkpoints:
             ) from error
 
 
-class Damaged(UserError):
+class DamagedCheckpoint(UserError):
     """A checkpoint that is not as it was saved."""
 
 

@@ -43,7 +43,7 @@ from icql.settings.grid import Member, say_settings
 from icql.training.device import Normaliser, fit_normaliser, pack, state_limit, unpack
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
-from icql.weights import check_finite, load_arrays, load_weights
+from icql.weights import check_numbers, load_arrays, load_weights
 
 
 class Which(TypedDict, total=False):
@@ -91,7 +91,7 @@ def load_critic(
         q = load_arrays(folder.graph_path).get("q")
         if q is None or q.shape != (len(data),):
             raise UserError("does not hold a value for every row.", where=str(folder.graph_path))
-        check_finite(folder.graph_path, "q", q)
+        check_numbers(folder.graph_path, "q", q)
         return GraphCritic(q, data, plan.settings.draw)
     like = _stacked(plan, lambda k: algorithm.critic(algorithm.init(k)))
     context, space = algorithm.needs.context, None

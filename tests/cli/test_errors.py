@@ -32,3 +32,8 @@ def test_control_characters_are_refused(capsys: pytest.CaptureFixture[str]) -> N
     said = capsys.readouterr().err
     assert "'a\\x1b[2Jb': has control characters in it" in said
     assert "\x1b" not in said
+
+
+def test_a_tab_may_be_a_separator(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "init", "missing.csv", "--separator", "\t"]) == 2
+    assert "there is no such file" in capsys.readouterr().err

@@ -241,3 +241,16 @@ def test_a_flipped_bit_of_a_file_of_ours_is_found(tmp_path: pathlib.Path) -> Non
     path.write_bytes(content)
     with pytest.raises(UserError, match="cannot be read as HDF5"):
         load_dataset(path)
+
+
+@pytest.mark.parametrize(("name", "sound"), [("metadata", True), ("metadata/icql/x", False)])
+def test_notes_that_are_none_of_ours(tmp_path: pathlib.Path, name: str, sound: bool) -> None:
+    path = tmp_path / "log.hdf5"
+    write_hdf5(path, log(9, terminals=[2, 8]))
+    with h5py.File(path, "a") as file:
+        file[name] = 1.0
+    if sound:
+        assert len(load_dataset(path))
+    else:
+        with pytest.raises(UserError, match="`metadata/icql` is not one text"):
+            load_dataset(path)

@@ -197,6 +197,10 @@ def test_a_plan_sealed_anew_does_not_fit_its_checkpoints(finished: Path, tmp_pat
     shutil.copytree(tmp_path / "aside", out, dirs_exist_ok=True)
     with pytest.raises(UserError, match="step 20 was made by another plan"):
         icql.train(resume=True, out=out, quiet=True)
+    del manifest["seal"]  # nor does one without
+    (out / "run.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="step 20 was made by another plan"):
+        icql.train(resume=True, out=out, quiet=True)
 
 
 def test_a_run_goes_on_from_the_one_before_to_the_same_bits(
@@ -222,6 +226,9 @@ def test_a_damaged_row_of_metrics_is_named(finished: Path, tmp_path: Path) -> No
     lines = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([*lines, lines[0][:20]]))  # cut off by a kill
     assert len(list(RunFolder.open(out).rows())) == len(lines)
+    path.write_bytes(b"\n".join([b'{"stop": 1}', *lines[1:]]))
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 1 is damaged"):
+        list(RunFolder.open(out).rows())
     path.write_bytes(b"\n".join([b"\xff" + lines[0][1:], *lines[1:]]))
     with pytest.raises(UserError, match=r"metrics\.jsonl: line 1 is damaged"):
         list(RunFolder.open(out).rows())

@@ -172,7 +172,8 @@ def _say(error: UserError, arguments: Sequence[str]) -> int:
 def _check_characters(arguments: Sequence[str]) -> None:
     """Refuse what cannot be seen: it would end up in names of files and in what is printed."""
     for word in arguments:
-        if any(unicodedata.category(letter) == "Cc" for letter in word):
+        # a tab may be a separator
+        if any(unicodedata.category(letter) == "Cc" and letter != "\t" for letter in word):
             raise UserError("has control characters in it.", where=ascii(word), fix="Type it anew.")
 
 

@@ -255,8 +255,7 @@ class Room:
     def check(self, nbytes: int, rows: int, source: str, stored: int | None = None) -> None:
         """Refuse arrays of `nbytes` and `rows` before they are read, if they would not fit.
 
-        `stored` are the bytes that they take in the file. One that claims far more than can have
-        been packed into it is a trap, or damaged: its claim is not acted on, in memory or on disk.
+        `stored` are the bytes of the file, where they are packed in it (see `check_packed`).
         """
         if self.folder is None and COPIES * nbytes > self.budget:
             raise UserError(
@@ -274,16 +273,25 @@ class Room:
                 where=source,
                 fix="Allow more with --memory.",
             )
-        if stored is not None and nbytes > MOST_PACKED * stored + SMALL:
-            raise UserError(
-                f"it claims arrays of {say_size(nbytes)} in a file of {say_size(stored)}, more "
-                "than any compression gives.",
-                where=source,
-                fix="It may be damaged, or made to fill memory: write or fetch it again.",
-            )
+        if stored is not None:
+            check_packed(nbytes, stored, source)
 
 
 IN_MEMORY = Room()
+
+
+def check_packed(nbytes: int, stored: int, source: str) -> None:
+    """Refuse a file of `stored` bytes that claims arrays of `nbytes`, far more than it can hold.
+
+    It is a trap, or damaged: its claim is not acted on, in memory or on disk.
+    """
+    if nbytes > MOST_PACKED * stored + SMALL:
+        raise UserError(
+            f"it claims arrays of {say_size(nbytes)} in a file of {say_size(stored)}, more than "
+            "any compression gives.",
+            where=source,
+            fix="It may be damaged, or made to fill memory: write or fetch it again.",
+        )
 
 
 @contextmanager

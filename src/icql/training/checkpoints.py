@@ -136,7 +136,7 @@ class Checkpoints:
             shapes = {name: [str(kind), list(shape)] for name, (kind, shape, _) in leaves.items()}
         except (TypeError, KeyError, ValueError):
             raise self._damage(step, "its seal cannot be read") from None
-        if self.plan is not None and plan != self.plan:
+        if plan != self.plan:
             raise UserError(
                 f"the checkpoint of step {step} was made by another plan than run.json has now.",
                 where=str(self.path.parent / "run.json"),

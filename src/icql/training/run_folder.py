@@ -187,7 +187,7 @@ class RunFolder:
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
-                if {"step", "kind"} > row.keys():
+                if not {"step", "kind"} <= row.keys():
                     raise ValueError("no step or no kind")
             except (ValueError, AttributeError, RecursionError):
                 if number == len(lines):

@@ -167,10 +167,16 @@ def stored_bytes(path: Path) -> int:
 
 def _own(file: Any) -> dict[str, Any]:
     """What a file of ours says about itself; of others, nothing."""
+    import h5py
+
     group, name = OWN.split("/")
-    if not _holds(file, group) or not _holds(file[group], name):
+    if not _holds(file, group) or not isinstance(file[group], h5py.Group):
+        return {}
+    if not _holds(file[group], name):
         return {}
     text = file[OWN]
+    if not isinstance(text, h5py.Dataset):
+        raise ValueError(f"`{OWN}` is not one text")
     check_stored_here(OWN, text, file.filename)
     if text.shape != () or text.dtype.itemsize > MOST_NOTES:
         raise ValueError(f"`{OWN}` is not one text")

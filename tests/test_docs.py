@@ -17,6 +17,7 @@ from icql.cli import main
 from icql.cli.main import COMMANDS
 from icql.data.datasets import load_steps, validate_dataset
 from icql.data.formats.mapping import Columns, read_columns
+from icql.inspecting import view
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -45,6 +46,8 @@ def test_the_example_of_the_page_on_evidence_runs(tmp_path, monkeypatch, capsys)
     exec(compile(code, "evidence.md", "exec"), names)
     assert "influence" in capsys.readouterr().out
     assert names["rings"].all()
+    for name, few in {"MAPPED": 500, "KEPT": 50, "EPISODES": 3, "EPISODE_ROWS": 300}.items():
+        monkeypatch.setattr(view, name, few)  # the page itself is tested where it is made
     for line in "".join(blocks(page, "bash")).splitlines():
         assert main(shlex.split(line)[1:]) == 0, line
     assert Path("page.html").stat().st_size < 10_000_000

@@ -33,6 +33,32 @@ def atomic(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_writable(folder: Path) -> None:
+    """Try, before hours of work, whether a folder can be made and written to; nothing of it stays.
+
+    Raises:
+        UserError: it cannot, and why.
+    """
+    made: list[Path] = []
+    try:
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        for path in reversed(missing):
+            path.mkdir()
+            made.append(path)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"0" * 4096)
+    except (OSError, ValueError) as error:  # a name with a NUL in it is a ValueError
+        raise UserError(
+            f"cannot be written to ({getattr(error, 'strerror', None) or error}).",
+            where=str(folder),
+            fix="Give another --out.",
+        ) from error
+    finally:
+        for path in reversed(made):
+            with contextlib.suppress(OSError):  # another run may have begun in it
+                path.rmdir()
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write one JSON document, atomically."""
     with atomic(path) as temporary:
@@ -45,7 +71,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError:
         raise UserError("there is no such file.", where=str(path)) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, no text, nested without end
         raise UserError(f"is not valid JSON ({error}).", where=str(path)) from None
 
 

@@ -1,4 +1,8 @@
-"""Weights of networks on disk, without pickle, and their hash."""
+"""Weights of networks on disk, without pickle, and their hash.
+
+A file carries the hash of its arrays: other numbers than those written are never believed. Files
+made before they did are read as they are.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,14 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from icql.errors import UserError
 from icql.files import atomic
 
 Tree = TypeVar("Tree")
+DIGEST = "sha256"  # under this name among the file's notes
 
 
 def named_arrays(tree: Any) -> dict[str, np.ndarray]:
@@ -34,19 +39,29 @@ def save_weights(path: Path, tree: Any) -> None:
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by name as safetensors, atomically."""
+    """Write arrays by name and their hash as safetensors, atomically."""
+    plain = {name: np.asarray(x, order="C") for name, x in arrays.items()}
     with atomic(path) as temporary:
-        save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, temporary)
+        save_file(plain, temporary, metadata={DIGEST: _digest(plain)})
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file by name."""
+    """The arrays of a safetensors file by name, if they are those that were written."""
     if not path.is_file():
         raise UserError("there is no such file.", where=str(path))
     try:
+        with safe_open(path, framework="numpy") as file:
+            notes = file.metadata()
         arrays: dict[str, np.ndarray] = load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
+    # a type that NumPy does not have, in a header that is damaged, is a KeyError
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot be read as safetensors ({error}).", where=str(path)) from None
+    if notes is not None and notes.get(DIGEST) != _digest(arrays):
+        raise UserError(
+            "its numbers are not those that were written: it was changed or is damaged.",
+            where=str(path),
+            fix="Take a copy that is whole, or train again.",
+        )
     return arrays
 
 
@@ -65,15 +80,35 @@ def load_weights(path: Path, like: Tree) -> Tree:
                 where=str(path),
                 fix="The file belongs to other settings or another version.",
             )
+        if stored[name].dtype != leaf.dtype:
+            raise UserError(
+                f"holds {stored[name].dtype} for {name}, expected {leaf.dtype}.", where=str(path)
+            )
+        check_numbers(path, name, stored[name])
         return jax.numpy.asarray(stored[name])
 
     return jax.tree_util.tree_map_with_path(fill, like)
 
 
+def check_numbers(path: Path, name: str, array: np.ndarray) -> None:
+    """Refuse numbers that nothing can be computed from."""
+    # types that NumPy borrows (bfloat16) are of kind V, and know what is finite
+    if array.dtype.kind in "fcV" and not np.isfinite(array).all():
+        raise UserError(
+            f"{name} holds numbers that are not finite.",
+            where=str(path),
+            fix="Training diverged, or the file is not one of ours.",
+        )
+
+
 def tree_hash(tree: Any) -> str:
     """sha256 over names, shapes and bytes of every array: equal only for equal bits."""
+    return _digest(named_arrays(tree))
+
+
+def _digest(arrays: Mapping[str, np.ndarray]) -> str:
     digest = hashlib.sha256()
-    for name, array in sorted(named_arrays(tree).items()):
+    for name, array in sorted(arrays.items()):
         digest.update(f"{name}{array.shape}{array.dtype}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()

@@ -27,7 +27,8 @@ from icql.progress import Display
 from icql.settings.change import override
 from icql.settings.grid import Member
 from icql.settings.run import Precision
-from icql.training.desk import Checkpoints, check_finite
+from icql.training.checkpoints import Checkpoints
+from icql.training.desk import check_finite
 from icql.training.device import fit_normaliser, to_device
 from icql.training.loop import Loop
 from icql.training.trainer import find_contexts

@@ -19,12 +19,12 @@ import pendulum
 from bench import small_suite
 from bench.small_suite import RUN, SUITE, TINY, outcomes, request, run
 from icql.bench import runner
-from icql.bench.locks import held, holder
 from icql.bench.records import BenchFolder, Damaged, read_sealed, write_sealed
 from icql.bench.status import status
 from icql.bench.suites import Row, get_suite, suites
 from icql.cli import main
 from icql.errors import UserError
+from icql.locks import held, holder
 from icql.progress import Display
 
 QUICK = {"steps": 4, "evaluate_every": 4, "checkpoint_every": 4, "log_every": 4, "episodes": 1}
@@ -265,7 +265,7 @@ def test_one_group_is_run_by_one_process_and_taken_over_when_it_dies(data, whole
     group = request(data, algos=("bc",), run=QUICK).groups()[0]
     lock = BenchFolder(out).lock_path(group.key)
     code = (
-        "import sys, time; from pathlib import Path; from icql.bench.locks import held\n"
+        "import sys, time; from pathlib import Path; from icql.locks import held\n"
         "with held(Path(sys.argv[1])) as got:\n print(got, flush=True); time.sleep(60)"
     )
     child = subprocess.Popen(
@@ -303,7 +303,7 @@ def test_a_place_without_locks_is_said(tmp_path, monkeypatch):
     def fails(_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("icql.bench.locks._take", fails)
+    monkeypatch.setattr("icql.locks._take", fails)
     with pytest.raises(UserError, match="No locks available"), held(tmp_path / "lock"):
         pass
 

@@ -17,7 +17,7 @@ from icql.data import load_dataset
 from icql.data.datasets import make_store, validate_dataset
 from icql.retrieval import build_neighbours, default_cache_dir
 from icql.settings.contexts import ContextSettings
-from icql.training.desk import Checkpoints
+from icql.training.checkpoints import Checkpoints
 from icql.training.loop import Loop
 from icql.training.stream import Streamed
 

@@ -16,6 +16,7 @@ from numpy.testing import assert_array_equal
 
 from data.log_cases import LIMIT, SHORT, flagged_logs, log, random_log, rows_of, source, write_hdf5
 from icql.data import Steps, Transitions, get_task, load_dataset
+from icql.data.arrays import Room, read_size
 from icql.data.formats.d4rl import read_d4rl, write_d4rl
 from icql.errors import UserError
 
@@ -160,3 +161,96 @@ def test_a_file_of_ours_keeps_its_task(tmp_path: pathlib.Path) -> None:
     named = replace(read_d4rl(path), task=get_task("hopper-medium-v2"))
     write_d4rl(tmp_path / "again.hdf5", named)
     assert read_d4rl(tmp_path / "again.hdf5").task == named.task
+
+
+def secret(folder: pathlib.Path) -> pathlib.Path:
+    """A file of somebody else."""
+    path = folder / "secret.hdf5"
+    with h5py.File(path, "w") as file:
+        file["rewards"] = np.arange(9.0)
+        file["icql"] = '{"task": "hopper-mini"}'
+    np.arange(9.0).tofile(folder / "secret.raw")
+    return path
+
+
+def link(file: h5py.File, other: pathlib.Path) -> None:
+    file["rewards"] = h5py.ExternalLink(other, "/rewards")
+
+
+def link_by_way_of_the_file(file: h5py.File, other: pathlib.Path) -> None:
+    file["elsewhere"] = h5py.ExternalLink(other, "/")
+    file["rewards"] = h5py.SoftLink("/elsewhere/rewards")
+
+
+def external(file: h5py.File, other: pathlib.Path) -> None:
+    raw = (str(other.with_suffix(".raw")), 0, h5py.h5f.UNLIMITED)
+    file.create_dataset("rewards", (9,), np.float64, external=[raw])
+
+
+def virtual(file: h5py.File, other: pathlib.Path) -> None:
+    layout = h5py.VirtualLayout((9,), np.float64)
+    layout[:] = h5py.VirtualSource(other, "rewards", (9,))
+    file.create_virtual_dataset("rewards", layout)
+
+
+@pytest.mark.parametrize("prepare", [link, link_by_way_of_the_file, external, virtual])
+def test_no_other_file_is_read(tmp_path: pathlib.Path, prepare: Any) -> None:
+    path = tmp_path / "log.hdf5"
+    write_hdf5(path, log(9, terminals=[2, 8]), leave_out=("rewards",))
+    with h5py.File(path, "a") as file:
+        prepare(file, secret(tmp_path))
+        assert file["rewards"][3] == 3  # it could be
+    with pytest.raises(UserError, match=r"`rewards` (is a link|lie in other files)"):
+        load_dataset(path)
+
+
+@pytest.mark.parametrize("name", ["metadata", "metadata/icql"])
+def test_notes_are_not_taken_from_other_files(tmp_path: pathlib.Path, name: str) -> None:
+    path = tmp_path / "log.hdf5"
+    write_hdf5(path, log(9, terminals=[2, 8]))
+    with h5py.File(path, "a") as file:
+        file[name] = h5py.ExternalLink(secret(tmp_path), "/icql" if "/" in name else "/")
+        assert "metadata/icql" in file
+    with pytest.raises(UserError, match="is a link to somewhere else"):
+        load_dataset(path)
+
+
+@pytest.mark.parametrize("memory", [None, "100GB"])
+def test_a_claim_beyond_any_compression_is_refused(
+    tmp_path: pathlib.Path, memory: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kilobyte that claims 400 MB of fill values."""
+    path = tmp_path / "log.hdf5"
+    write_hdf5(path, log(9, terminals=[2, 8]), leave_out=("observations",))
+    with h5py.File(path, "a") as file:
+        file.create_dataset("observations", (9, 10**7), np.float32, chunks=(9, 1000))
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", None)  # nothing is read
+    room = Room(memory=None if memory is None else read_size(memory))
+    with pytest.raises(UserError, match=r"claims arrays of 360.* more than any compression"):
+        read_d4rl(path, room=room)
+
+
+def test_a_flipped_bit_of_a_file_of_ours_is_found(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log.hdf5"
+    write_d4rl(path, source(random_log(200)))
+    with h5py.File(path) as file:
+        place = file["observations"].id.get_chunk_info(0).byte_offset + 5
+        assert all(file[name].fletcher32 for name in ("observations", "actions", "rewards"))
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read as HDF5"):
+        load_dataset(path)
+
+
+@pytest.mark.parametrize(("name", "sound"), [("metadata", True), ("metadata/icql/x", False)])
+def test_notes_that_are_none_of_ours(tmp_path: pathlib.Path, name: str, sound: bool) -> None:
+    path = tmp_path / "log.hdf5"
+    write_hdf5(path, log(9, terminals=[2, 8]))
+    with h5py.File(path, "a") as file:
+        file[name] = 1.0
+    if sound:
+        assert len(load_dataset(path))
+    else:
+        with pytest.raises(UserError, match="`metadata/icql` is not one text"):
+            load_dataset(path)

@@ -136,7 +136,7 @@ def test_minari_problems_are_named(tmp_path: pathlib.Path, monkeypatch: pytest.M
         load_dataset("minari:test/other-v0")
     file = tmp_path / "test/pendulum-v0/data/main_data.hdf5"
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(UserError, match="cannot be read as a Minari dataset"):
+    with pytest.raises(UserError, match="cannot be read as HDF5"):
         read_minari("test/pendulum-v0")
     (file.parent / "metadata.json").write_text("{}")
     with pytest.raises(UserError, match="cannot be read as a Minari dataset"):
@@ -228,3 +228,16 @@ def test_minari_problems_of_writing_are_named(
     with pytest.raises(UserError, match=r"minari:a/b-v0: it cannot be fetched \(no a/b-v0\)"):
         fetch_minari("a/b-v0")
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("minari_dataset")
+def test_no_other_file_is_read(tmp_path: pathlib.Path) -> None:
+    import h5py
+
+    path, other = tmp_path / "test/pendulum-v0/data/main_data.hdf5", tmp_path / "other.hdf5"
+    with h5py.File(path, "a") as file, h5py.File(other, "w") as elsewhere:
+        elsewhere["rewards"] = file["episode_0/rewards"][()]
+        del file["episode_0/rewards"]
+        file["episode_0/rewards"] = h5py.ExternalLink(other, "/rewards")
+    with pytest.raises(UserError, match="`rewards` is a link to somewhere else"):
+        load_dataset("minari:test/pendulum-v0")

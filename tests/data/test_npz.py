@@ -163,3 +163,50 @@ def test_damaged_npz_gives_data_or_a_message(
     path.write_bytes(content)
     with contextlib.suppress(UserError):
         assert len(load_dataset(path)) > 0
+
+
+def packed(path: pathlib.Path, name: str, content: Any) -> None:
+    """A log whose array `name` is replaced by other bytes, well compressed."""
+    steps = log(6, terminals=[2], timeouts=[5])
+    write_npz(path, steps)
+    with zipfile.ZipFile(path) as old:
+        members = {each: old.read(each) for each in old.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for each, before in members.items():
+            new.writestr(each, content if each == f"{name}.npy" else before)
+
+
+def test_a_header_without_end_is_not_unpacked(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 2**25
+    content = b"\x93NUMPY\x02\x00" + size.to_bytes(4, "little") + b" " * size
+    packed(tmp_path / "log.npz", "actions", content)
+    read, most = zipfile.ZipExtFile.read, 0
+
+    def watched(self: Any, n: int | None = -1) -> bytes:
+        nonlocal most
+        found = read(self, n)
+        most = max(most, len(found))
+        return found
+
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", watched)
+    with pytest.raises(UserError, match="cannot be read as NPZ"):
+        read_npz(tmp_path / "log.npz")
+    assert most <= 2**16
+
+
+def test_a_description_without_end_is_refused(tmp_path: pathlib.Path) -> None:
+    with (tmp_path / "meta.npy").open("wb") as file:
+        np.save(file, np.full(2**25, ord(" "), np.uint8))
+    packed(tmp_path / "log.npz", "meta", (tmp_path / "meta.npy").read_bytes())
+    with pytest.raises(UserError, match=r"`meta` is too large|more than any compression"):
+        read_npz(tmp_path / "log.npz")
+
+
+def test_a_description_nested_without_end_is_refused(tmp_path: pathlib.Path) -> None:
+    with (tmp_path / "meta.npy").open("wb") as file:
+        np.save(file, np.frombuffer(b"[" * 200_000, np.uint8))
+    packed(tmp_path / "log.npz", "meta", (tmp_path / "meta.npy").read_bytes())
+    with pytest.raises(UserError, match="`meta` is not JSON"):
+        read_npz(tmp_path / "log.npz")

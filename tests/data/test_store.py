@@ -11,12 +11,12 @@ import h5py
 import numpy as np
 import pytest
 
-from data.log_cases import source
+from data.log_cases import random_log, source
 from icql.cli.main import main
 from icql.data import load_dataset
 from icql.data.datasets import load_steps, make_store, validate_dataset, write_dataset
 from icql.data.formats.npz import write_npz
-from icql.data.formats.store import ARRAYS, open_store
+from icql.data.formats.store import ARRAYS, open_store, write_store
 from icql.data.transitions import Steps
 from icql.data.validation.rules import validate
 from icql.errors import UserError
@@ -290,4 +290,34 @@ def test_commands_work_on_a_store(
     shutil.copy("log.icql/rewards.npy", "log.icql/mask.npy")
     with pytest.raises(SystemExit, match="2"):
         main(["data", "validate", "log.icql", "--json"])
-    assert "a file was changed" in capsys.readouterr().out
+    assert "mask.npy was changed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["rewards", "step", "episode_returns", "episode_lengths"])
+def test_a_file_that_is_not_as_written_is_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "log.icql"
+    write_store(store, source(random_log(50)))
+    assert main(["data", "show", str(store), "--json"]) == 0
+    path = store / f"{name}.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    capsys.readouterr()
+    assert main(["data", "show", str(store)]) == 2
+    said = capsys.readouterr().err
+    assert f"not those that were written: {name}.npy was changed or is damaged" in said
+
+
+def test_a_description_that_is_not_as_written_is_refused(tmp_path: Path) -> None:
+    store = tmp_path / "log.icql"
+    write_store(store, source(random_log(50)))
+    content = json.loads((store / "store.json").read_text())
+    (store / "store.json").write_text(json.dumps(content | {"dropped": 7}))
+    with pytest.raises(UserError, match=r"store.json: was changed or is damaged"):
+        load_dataset(store)
+    for key in ("seal", "sha256"):  # as stores were made before
+        del content[key]
+    (store / "store.json").write_text(json.dumps(content))
+    assert len(load_dataset(store))

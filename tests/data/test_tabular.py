@@ -351,3 +351,19 @@ def test_any_text_as_mapping_gives_columns_or_a_message(
     path.write_text(MAPPING + text, encoding="utf-8")
     with contextlib.suppress(UserError):
         read_columns(path)
+
+
+def test_a_flipped_bit_of_a_parquet_file_of_ours_is_found(tmp_path: pathlib.Path) -> None:
+    """Of every page that holds numbers: without checksums most of them would be believed."""
+    path = tmp_path / "log.parquet"
+    write_parquet(path, source(random_log(50)))
+    whole, facts = path.read_bytes(), pq.ParquetFile(path).metadata
+    columns = [facts.row_group(0).column(i) for i in range(facts.num_columns)]
+    for column in columns:
+        start = column.dictionary_page_offset or column.data_page_offset
+        last = start + column.total_compressed_size - 1
+        content = bytearray(whole)
+        content[last] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"log\.parquet"):
+            load_dataset(path)

@@ -184,6 +184,55 @@ def test_a_build_that_is_broken_off_goes_on(
         assert again or len(searched) <= every + 2
 
 
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1 - len(content) // 2 if path.suffix == ".npz" else 200] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("pattern", ["state.npy", "next_state.npy", "rows-0.*"])
+@pytest.mark.parametrize("chunk", [700, 300], ids=["one chunk", "three chunks"])
+@pytest.mark.parametrize("harm", [flip, lambda path: path.write_bytes(path.read_bytes()[:-9])])
+def test_a_damaged_draft_is_discarded(
+    data: Transitions,
+    chunk: int,
+    pattern: str,
+    harm: Callable[[Path], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = ContextSettings(k=5)
+    whole = build_neighbours(data, settings)
+    cut = neighbours_module.Schedule(700, 0, chunk, 128)
+    monkeypatch.setattr("icql.retrieval.neighbours.plan_work", lambda *_, **__: cut)
+
+    def stop(label: str, done: float) -> None:
+        if done > (0.9 if chunk == 300 else 0.5):
+            raise Stop
+
+    with pytest.raises(Stop):
+        build_neighbours(data, settings, cache_dir=tmp_path, progress=stop)
+    (path,) = (tmp_path / "neighbours").glob(f".part-*/{pattern}")
+    harm(path)
+    assert_same_tables(build_neighbours(data, settings, cache_dir=tmp_path), whole)
+
+
+def test_a_block_damaged_while_others_are_built_is_not_published(
+    data: Transitions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = neighbours_module.Schedule(700, 0, 700, 128)
+    monkeypatch.setattr("icql.retrieval.neighbours.plan_work", lambda *_, **__: cut)
+
+    def harm(label: str, done: float) -> None:
+        if done > 0.9:
+            for path in (tmp_path / "neighbours").glob(".part-*/state.npy"):
+                path.write_bytes(path.read_bytes()[:300].ljust(path.stat().st_size, b"\0"))
+
+    with pytest.raises(UserError, match="are discarded"):
+        build_neighbours(data, ContextSettings(k=5), cache_dir=tmp_path, progress=harm)
+    assert list((tmp_path / "neighbours").iterdir()) == []
+
+
 KILLED = """
 import sys, time
 import numpy as np

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from icql.bench.locks import held
 from icql.errors import UserError
 from icql.files import read_json, write_json
+from icql.locks import held
 
 FORMAT = 1
 LONG = 60.0  # seconds to wait for another process that writes down what is asked

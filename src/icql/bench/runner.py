@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from icql.algos.presets import resolve_preset
-from icql.bench.locks import held, holder
 from icql.bench.records import (
     Asked,
     BenchFolder,
@@ -28,6 +27,7 @@ from icql.data.tasks import get_task
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.files import read_json
+from icql.locks import held, holder
 from icql.progress import Display
 from icql.settings.change import leaves, names_of
 from icql.training.plan import Plan

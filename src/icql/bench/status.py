@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from icql.bench.locks import holder
 from icql.bench.records import BenchFolder, CellGroup
+from icql.locks import holder
 from icql.training.run_folder import RunFolder
 
 

@@ -21,6 +21,7 @@ from icql.data.datasets import (
     EMBEDDED,
     convert,
     find_d4rl,
+    is_store,
     kinds,
     load_dataset,
     mapped_suffixes,
@@ -30,6 +31,7 @@ from icql.data.datasets import (
 from icql.data.download import datasets_dir, fetch, url_of
 from icql.data.formats.mapping import beside
 from icql.data.formats.minari_source import PREFIX, fetch_minari
+from icql.data.formats.store import verify_store
 from icql.data.tasks import get_task, list_tasks
 from icql.data.transitions import Transitions
 from icql.data.validation.columns import describe, table
@@ -107,8 +109,11 @@ class Facts(DatasetOptions):
     of its whole episodes."""
 
     def execute(self) -> Result:
-        """Load and show."""
-        facts = summary(self.load())
+        """Load and show; of a store, once its files are found to be those that were written."""
+        data = self.load()
+        if is_store(self.dataset):
+            verify_store(data)
+        facts = summary(data)
         for key, value in facts.items():
             if key != "warnings":
                 self.say(f"{key:<16} {_text(value)}")

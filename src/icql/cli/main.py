@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import traceback
+import unicodedata
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -134,6 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"icql {__version__}")
         return 0
     try:
+        _check_characters(arguments)
         result = dispatch("icql", Group("", HELP, COMMANDS), arguments or ["--help"])
         if result is not None:
             print(json.dumps(result, allow_nan=False))
@@ -144,17 +148,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"icql: error: {failed}", file=sys.stderr)
         return 1
     except UserError as error:
-        if "--json" in arguments:
-            said = {"what": error.what, "where": error.where, "fix": error.fix}
-            print(json.dumps({"error": said}))
-        print(f"icql: error: {error}", file=sys.stderr)
-        return UserError.exit_code
+        return _say(error, arguments)
     except KeyboardInterrupt as stop:  # a command may say how to go on
         print(f"icql: interrupted. {stop}".rstrip(), file=sys.stderr)
-        return 130
+        return getattr(stop, "exit_code", 130)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+    except OSError as error:  # disks that are full or may not be written to, names too long …
+        where = "" if error.filename is None else str(error.filename)
+        reason = error.strerror or str(error) or type(error).__name__
+        fix = "ICQL_DEBUG=1 shows where in the program."
+        return _say(UserError(f"{reason}.", where=where, fix=fix), arguments)
+
+
+def _say(error: UserError, arguments: Sequence[str]) -> int:
+    """One message, for machines too; with ICQL_DEBUG=1 after the traceback of what is handled."""
+    if os.environ.get("ICQL_DEBUG", "0") not in ("", "0"):
+        traceback.print_exc()
+    if "--json" in arguments:
+        said = {"what": error.what, "where": error.where, "fix": error.fix}
+        print(json.dumps({"error": said}))
+    print(f"icql: error: {error}", file=sys.stderr)
+    return UserError.exit_code
+
+
+def _check_characters(arguments: Sequence[str]) -> None:
+    """Refuse what cannot be seen: it would end up in names of files and in what is printed."""
+    for word in arguments:
+        # a tab may be a separator
+        if any(unicodedata.category(letter) == "Cc" and letter != "\t" for letter in word):
+            raise UserError("has control characters in it.", where=ascii(word), fix="Type it anew.")
 
 
 def dispatch(name: str, group: Group, argv: list[str]) -> dict[str, Any] | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,23 +116,25 @@ class Train(Options, Generic[S]):
         if self.resume:
             plan = self.start.resumed(plan)
         out = self.out or plan.default_out()
+        memory = None if self.memory is None else read_size(self.memory, where="--memory")
 
         from icql.training.trainer import run_training
 
         try:
-            result = run_training(
-                plan,
-                out=out,
-                resume=self.resume,
-                display=Display(),
-                memory=None if self.memory is None else read_size(self.memory, where="--memory"),
-                devices=self.devices,
-                given=self.given,
-            )
-        except KeyboardInterrupt:
+            with _stopping_on_sigterm():
+                result = run_training(
+                    plan,
+                    out=out,
+                    resume=self.resume,
+                    display=Display(),
+                    memory=memory,
+                    devices=self.devices,
+                    given=self.given,
+                )
+        except KeyboardInterrupt as stop:
             begun = RunFolder(out).manifest_path.exists()
             how = f"'icql train --resume --out {out}' goes on." if begun else ""
-            raise KeyboardInterrupt(how) from None
+            raise type(stop)(how) from None
         if "run" in result:  # the first process of a group speaks for all
             self._show(result)
         return result
@@ -152,6 +157,29 @@ class Train(Options, Generic[S]):
         self.say(f"plots       {result['run']}/plots")
         what = "judge RUN" if result["task"] is None else "evaluate RUN --episodes 20"
         self.say(f"next        icql {what.replace('RUN', result['run'])}")
+
+
+class Terminated(KeyboardInterrupt):
+    """The system asked the process to end; the shell's word for it is 128 + SIGTERM."""
+
+    exit_code = 128 + signal.SIGTERM
+
+
+@contextlib.contextmanager
+def _stopping_on_sigterm() -> Iterator[None]:
+    """End as after Ctrl-C when a cluster or a service wants the machine back."""
+
+    def stop(*_: Any) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # only there signals are caught
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _names(argv: list[str]) -> Iterator[str]:

@@ -38,6 +38,8 @@ NUMBERS = "fiub"  # dtype kinds that can be read as real numbers
 COPIES = 3  # in memory: the steps, and the states and next states made of them
 PER_ROW = 12  # bytes of marks that reading and checking a log keep for each of its rows
 WORKING = 12 * 2**20  # bytes that the blocks being worked on take
+MOST_PACKED = 1100  # times smaller: deflate, of the usual ways the strongest, ends at 1032
+SMALL = 2**26  # bytes that do no harm whatever is claimed
 _UNKNOWN_MEMORY = 8 * 2**30  # where the system does not say how much memory it has
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -250,8 +252,11 @@ class Room:
             array[block] = float32(read(block)) if dtype == np.float32 else read(block)
         return array
 
-    def check(self, nbytes: int, rows: int, source: str) -> None:
-        """Refuse arrays of `nbytes` and `rows` before they are read, if they would not fit."""
+    def check(self, nbytes: int, rows: int, source: str, stored: int | None = None) -> None:
+        """Refuse arrays of `nbytes` and `rows` before they are read, if they would not fit.
+
+        `stored` are the bytes of the file, where they are packed in it (see `check_packed`).
+        """
         if self.folder is None and COPIES * nbytes > self.budget:
             raise UserError(
                 f"its arrays need {COPIES * nbytes / 2**30:,.1f} GB of memory, over the limit of "
@@ -268,9 +273,25 @@ class Room:
                 where=source,
                 fix="Allow more with --memory.",
             )
+        if stored is not None:
+            check_packed(nbytes, stored, source)
 
 
 IN_MEMORY = Room()
+
+
+def check_packed(nbytes: int, stored: int, source: str) -> None:
+    """Refuse a file of `stored` bytes that claims arrays of `nbytes`, far more than it can hold.
+
+    It is a trap, or damaged: its claim is not acted on, in memory or on disk.
+    """
+    if nbytes > MOST_PACKED * stored + SMALL:
+        raise UserError(
+            f"it claims arrays of {say_size(nbytes)} in a file of {say_size(stored)}, more than "
+            "any compression gives.",
+            where=source,
+            fix="It may be damaged, or made to fill memory: write or fetch it again.",
+        )
 
 
 @contextmanager

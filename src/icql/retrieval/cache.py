@@ -6,7 +6,8 @@ Each file's checksum is in `meta.json`: an entry that does not fit it is removed
 Until they are whole, tables lie in a folder beside it. A block of rows is finished once its part of
 both tables is written; until then, where the dataset is searched in several parts, the nearest
 found so far are kept. Every mark is written whole and after what it stands for, so a build can be
-killed at any time and goes on where it stopped.
+killed at any time and goes on where it stopped. A mark has the hash of its block: a draft with one
+that does not fit is discarded, and nothing is published before all of them fit.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from icql.settings.contexts import ContextSettings
 
 FORMAT = 3  # raise it when the same data and settings would give other tables or files
 FILES = ("state.npy", "next_state.npy")
+# what reading a file that was cut short or altered raises
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile)
 RowIds = NDArray[np.int32]
 Kept = tuple[int, Ids, Rows]  # rows of the dataset that were searched; ids; distances
 
@@ -186,10 +189,11 @@ class Draft:
     def __init__(
         self, identity: Identity, shape: tuple[int, int], cache_dir: Path | None, cut: str
     ) -> None:
-        self._identity, self._folder = identity, None
+        self._identity, self._folder, self._width = identity, None, shape[1]
         self.finished: dict[int, list[list[float]]] = {}
         self.calibrations: dict[int, Calibration] = {}
         self._kept: dict[int, Kept] = {}
+        self._hashes: dict[int, tuple[int, str]] = {}  # rows of a finished block, and its hash
         if cache_dir is None:
             self._tables = [np.empty(shape, np.int32) for _ in FILES]
             return
@@ -197,16 +201,42 @@ class Draft:
         name = hashlib.sha256(cut.encode()).hexdigest()[:8]
         self._folder = folder = self._entry.with_name(f".part-{identity.key}-{name}")
         with _usable(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._offsets = [_create(folder / file, shape) for file in FILES]
-            for path in folder.glob("rows-*.json"):
-                self.finished[int(path.stem[5:])] = json.loads(path.read_text())
-            for path in folder.glob("chunk-*.json"):
-                self.calibrations[int(path.stem[6:])] = Calibration(**json.loads(path.read_text()))
+            try:
+                self._go_on(folder, shape)
+            except _DAMAGE:
+                _remove(folder)
+                self.finished, self.calibrations, self._hashes = {}, {}, {}
+                self._go_on(folder, shape)
+
+    def _go_on(self, folder: Path, shape: tuple[int, int]) -> None:
+        """Take up what the folder holds; anything in it that does not fit is an error."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._offsets = [_create(folder / file, shape) for file in FILES]
+        for path in folder.glob("rows-*.json"):
+            start, mark = int(path.stem[5:]), json.loads(path.read_text())
+            self._hashes[start] = int(mark["rows"]), str(mark["sha256"])
+            self.finished[start] = np.asarray(mark["sums"], np.float64).reshape(2, -1).tolist()
+        for path in folder.glob("chunk-*.json"):
+            self.calibrations[int(path.stem[6:])] = Calibration(**json.loads(path.read_text()))
+        for path in folder.glob("rows-*.npz"):
+            _read_kept(path)
+        self._check_blocks(folder, 4 * self._width)
+
+    def _check_blocks(self, folder: Path, width: int) -> None:
+        """Compare every finished block, of rows of `width` bytes, with its hash."""
+        with contextlib.ExitStack() as opened:
+            tables = [opened.enter_context((folder / file).open("rb")) for file in FILES]
+            for start, (rows, expected) in self._hashes.items():
+                digest = hashlib.sha256()
+                for table, offset in zip(tables, self._offsets, strict=True):
+                    table.seek(offset + start * width)
+                    digest.update(table.read(rows * width))
+                if digest.hexdigest() != expected:
+                    raise ValueError(f"the block of row {start} in {folder} is damaged")
 
     def finish(self, rows: slice, ids: Ids, away: Rows) -> None:
         """Write the contexts of s, then of s', of `rows` and sum up their distances."""
-        parts = np.split(ids.astype(np.int32), 2)
+        parts = np.split(np.ascontiguousarray(ids, np.dtype("<i4")), 2)
         sums = [part.sum(axis=0).tolist() for part in np.split(away, 2)]
         if self._folder is None:
             for whole, part in zip(self._tables, parts, strict=True):
@@ -217,10 +247,13 @@ class Draft:
                 for file, offset, part in zip(FILES, self._offsets, parts, strict=True):
                     with (self._folder / file).open("r+b") as stream:
                         stream.seek(offset + rows.start * part[0].nbytes)
-                        stream.write(np.ascontiguousarray(part).data)
+                        stream.write(part.data)
                         stream.flush()
                         os.fsync(stream.fileno())
-                write_json(self._folder / f"rows-{rows.start}.json", sums)
+                digest = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+                mark = {"rows": len(parts[0]), "sha256": digest, "sums": sums}
+                write_json(self._folder / f"rows-{rows.start}.json", mark)
+                self._hashes[rows.start] = len(parts[0]), digest
                 (self._folder / f"rows-{rows.start}.npz").unlink(missing_ok=True)
         self.finished[rows.start] = sums
 
@@ -240,8 +273,11 @@ class Draft:
         path = self._folder / f"rows-{block}.npz"
         if not path.exists():
             return None
-        with _usable(self._folder), np.load(path, allow_pickle=False) as file:
-            return int(file["stop"]), file["ids"].astype(np.int64), file["away"]
+        with _usable(self._folder):
+            try:
+                return _read_kept(path)
+            except _DAMAGE as error:
+                raise self._discarded() from error
 
     def calibrate(self, chunk: int, found: Calibration) -> None:
         """Remember the recall in the part of the dataset that begins with row `chunk`."""
@@ -256,6 +292,10 @@ class Draft:
         if folder is None:
             return Neighbours(self._tables[0], self._tables[1], report, identity.key)
         with _usable(folder):
+            try:
+                self._check_blocks(folder, 4 * self._width)
+            except ValueError as error:
+                raise self._discarded() from error
             meta = {
                 "key": identity.key,
                 "head": identity.head,
@@ -277,6 +317,16 @@ class Draft:
                 shutil.rmtree(rest, ignore_errors=True)
             return Neighbours(*_mapped(self._entry), report, identity.key)
 
+    def _discarded(self) -> UserError:
+        """What to say once the draft is gone, because a part of it is not what was written."""
+        assert self._folder is not None
+        _remove(self._folder)
+        return UserError(
+            "unfinished neighbour tables were damaged while they were built, and are discarded.",
+            where=str(self._folder),
+            fix="Run the same again; if it comes back, set ICQL_CACHE to another disk.",
+        )
+
 
 def write_fitted(path: Path, fitted: Fitted) -> None:
     """Keep what a space takes from the data as one NPZ file, whole or not at all."""
@@ -292,6 +342,11 @@ def read_fitted(path: Path) -> Fitted:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"cannot be read ({error}).", where=str(path)) from None
+
+
+def _read_kept(path: Path) -> Kept:
+    with np.load(path, allow_pickle=False) as file:  # the archive has checksums of its own
+        return int(file["stop"]), file["ids"].astype(np.int64), file["away"]
 
 
 def _entry(cache_dir: Path, key: str) -> Path:
@@ -314,7 +369,10 @@ def _create(path: Path, shape: tuple[int, int]) -> int:
             stream.truncate(stream.tell() + 4 * shape[0] * shape[1])
     with path.open("rb") as stream:
         np.lib.format.read_magic(stream)
-        np.lib.format.read_array_header_1_0(stream)
+        found, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        size = stream.tell() + 4 * shape[0] * shape[1]
+        if found != shape or dtype != np.dtype("<i4") or path.stat().st_size != size:
+            raise ValueError(f"{path} is damaged")
         return stream.tell()
 
 

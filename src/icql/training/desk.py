@@ -6,18 +6,14 @@ One process of a run sits at the desk; the others, if there are any, only comput
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
 from icql.algos.base import Algorithm, HasCritics
 from icql.data.tasks import Task
@@ -30,6 +26,7 @@ from icql.nn.policies import Standardised
 from icql.progress import Display
 from icql.retrieval import Neighbours
 from icql.settings.grid import Member
+from icql.training.checkpoints import Checkpoints
 from icql.training.device import Normaliser
 from icql.training.loop import Loop
 from icql.training.plan import Plan
@@ -59,11 +56,9 @@ class Prepared:
 class Bystander:
     """Sees the updates go by and does nothing: all processes of a group but the first."""
 
-    saved = 0  # updates that a checkpoint holds
-
-    def start(self, step: int, states: Any) -> Any:
-        """Return the states after update `step`, shaped like these: those saved, if it is one."""
-        return states
+    def start(self, states: Any) -> tuple[int, Any]:
+        """Return the updates that were saved and the states after them, shaped like these."""
+        return 0, states
 
     def updates(self, left: int) -> int:
         """How many updates to run next, at most `left`; the first process decides."""
@@ -92,8 +87,7 @@ class Desk(Bystander):
         self.ready, self.folder, self.display = ready, folder, display
         self.plan, self.loop, self.members = ready.plan, ready.loop, ready.plan.members
         self.watch = Watch(self.loop.algorithm, self.members)
-        self.checkpoints = Checkpoints(folder.path / "checkpoints")
-        self.saved = (self.checkpoints.latest or 0) if resume else 0
+        self.resume, self.checkpoints = resume, Checkpoints(folder.checkpoints, folder.plan_digest)
         self.pace, self.said = _Pace(), ""
         self._open = contextlib.ExitStack()
         self._open.callback(self.checkpoints.close)
@@ -104,17 +98,19 @@ class Desk(Bystander):
         """Wait for checkpoints; close environments and logs."""
         self._open.close()
 
-    def start(self, step: int, states: Any) -> Any:
+    def start(self, states: Any) -> tuple[int, Any]:
         """Restore what was saved; open the log, which forgets what came later, and the display."""
+        step = 0
+        if self.resume:
+            step, states = self.checkpoints.newest(states, self.display.say)
         if step:
             self.display.say(f"resuming at update {step:,}")
-            states = self.checkpoints.restore(step, states)
         self.log = MetricLog(self.folder, self.members, step)
         self._open.callback(self.log.close)
         work = self.display.work("training", self.plan.run.steps, step)
         self.work = self._open.enter_context(work)
         self.logged, self.sums = step, dict[str, Any]()
-        return states
+        return step, states
 
     def updates(self, left: int) -> int:
         """How many updates to run next: pieces short enough to watch."""
@@ -314,59 +310,3 @@ class Watch:
         found = [] if self.said else self.warnings(metrics)
         self.said = self.said or bool(found)
         return found[0] if found else None
-
-
-class Checkpoints:
-    """Saves and restores stacked training states by step."""
-
-    def __init__(self, path: Path) -> None:
-        logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every save there
-        self.path = path
-        # in a group of processes only this one saves, and waits for no other
-        own = {jax.process_index()} if jax.process_count() > 1 else None
-        alone = ocp.options.MultiprocessingOptions(active_processes=own)
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=2, create=False, multiprocessing_options=alone
-        )
-        path.mkdir(parents=True, exist_ok=True)
-        self._manager = ocp.CheckpointManager(path.absolute(), options=options)
-
-    @property
-    def latest(self) -> int | None:
-        """The newest complete step."""
-        step: int | None = self._manager.latest_step()
-        return step
-
-    def save(self, step: int, states: Any) -> None:
-        """Write in the background; a kill before it is complete leaves the previous one."""
-        if step not in self._manager.all_steps():
-            leaves = _leaves(states)
-            if jax.process_count() > 1:  # of a group Orbax takes arrays of all, or none of JAX's
-                leaves = jax.device_get(leaves)
-            self._manager.save(step, args=ocp.args.StandardSave(leaves))
-
-    def restore(self, step: int, like: Any) -> Any:
-        """Read the states saved at `step` into the shape of `like`."""
-        leaves = jax.eval_shape(lambda: _leaves(like))
-        try:
-            stored = self._manager.restore(step, args=ocp.args.StandardRestore(leaves))
-        except (ValueError, KeyError, FileNotFoundError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(
-                f"the checkpoint of step {step} cannot be restored ({reason}).",
-                where=str(self.path),
-                fix="Delete that step's folder to resume from the one before.",
-            ) from error
-        arrays, static = eqx.partition(like, eqx.is_array)
-        structure = jax.tree.structure(arrays)
-        return eqx.combine(jax.tree.unflatten(structure, list(stored.values())), static)
-
-    def close(self) -> None:
-        """Wait until everything is on disk."""
-        self._manager.wait_until_finished()
-        self._manager.close()
-
-
-def _leaves(states: Any) -> dict[str, Any]:
-    """Arrays by their place in the tree: Orbax needs plain containers."""
-    return {f"{i:05d}": x for i, x in enumerate(jax.tree.leaves(eqx.filter(states, eqx.is_array)))}

@@ -5,17 +5,19 @@ run.json               what was asked: algorithm, settings, seeds, versions; the
 space.npz              what distances of contexts are measured by, unless on raw columns
 metrics.jsonl          one JSON object per row: training metrics and evaluations
 tensorboard/           the same for TensorBoard
-checkpoints/           Orbax checkpoints of the full training state
+checkpoints/           Orbax checkpoints of the full training state, each with a seal of its arrays
 policy.safetensors     final policies of all seeds, with their state normaliser
 critic.safetensors     final critics of all seeds
 graph.safetensors      what the retrieval graph says of every row: q, v, returns, weights
 result.json            final scores, apart from the best seen; per-episode returns
+lock                   who trains in it now; nobody, where no process holds it
 judge.json             what `icql judge` last said of the policies, if it was asked
 plots/                 pictures
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,9 +31,12 @@ from icql.data.signals import Signals
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.files import atomic, read_json, write_json
+from icql.locks import held, holder
 from icql.settings.grid import Member
 
 FORMAT = 2
+LOCK = "lock"
+PLAN = ("algo", "task", "preset", "settings", "run", "seeds", "grid")  # what decides the outcome
 
 
 class RunFolder:
@@ -48,11 +53,12 @@ class RunFolder:
         self.result_path = path / "result.json"
         self.judge_path = path / "judge.json"
         self.plots = path / "plots"
+        self.checkpoints = path / "checkpoints"
 
     @staticmethod
     def check_free(path: Path) -> None:
         """Refuse a path where something is already: nothing is ever overwritten."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(x.name != LOCK for x in path.iterdir())):
             raise UserError(
                 "already exists and is not empty.",
                 where=str(path),
@@ -64,8 +70,30 @@ class RunFolder:
         """Start a new run in a folder that does not exist yet, or is empty."""
         cls.check_free(path)
         folder = cls(path)
-        write_json(folder.manifest_path, {"format": FORMAT, **manifest})
+        write_json(folder.manifest_path, {"format": FORMAT, **manifest, "seal": _seal(manifest)})
         return folder
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Be the only process that trains in this folder; one that died owns nothing any more."""
+        with held(self.path / LOCK) as mine:
+            if not mine:
+                raise UserError(
+                    f"{holder(self.path / LOCK) or 'another process'} is training in it.",
+                    where=str(self.path),
+                    fix="Wait until it is done, or give another --out.",
+                )
+            yield
+
+    def record(self, *, dataset: str, columns: str | None, steps: int) -> None:
+        """Write down what a resumed run may change: its data's place and its length."""
+        manifest = self.manifest
+        # the rest stays as it was written: a newer version would add settings that are new
+        run = manifest["run"] | {"steps": steps}
+        manifest |= {"dataset": dataset, "columns": columns, "run": run}
+        if "seal" in manifest:
+            manifest["seal"] = _seal(manifest)
+        write_json(self.manifest_path, manifest)
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -89,7 +117,27 @@ class RunFolder:
                 f"{FORMAT}.",
                 where=str(folder.manifest_path),
             )
+        folder.check_seal()
         return folder
+
+    def check_seal(self) -> None:
+        """Refuse a plan that is not the one that was written; runs made before have no seal."""
+        manifest = self.manifest
+        if "seal" in manifest and manifest["seal"] != _seal(manifest):
+            raise UserError(
+                f"was edited after the run was begun: one of {', '.join(PLAN)} is another.",
+                where=str(self.manifest_path),
+                fix="Put back what was there; other settings need a run of their own.",
+            )
+
+    @property
+    def plan_digest(self) -> str | None:
+        """Digest of what every update follows from; a run may get longer, so without its length."""
+        manifest = self.manifest
+        if "seal" not in manifest:
+            return None
+        run = {name: value for name, value in manifest["run"].items() if name != "steps"}
+        return _seal(manifest | {"run": run})
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -135,11 +183,27 @@ class RunFolder:
         """Every row of metrics; a last line cut off by a kill is passed over."""
         if not self.metrics_path.is_file():
             return
-        for line in self.metrics_path.read_text().splitlines():
+        lines = self.metrics_path.read_bytes().splitlines()
+        for number, line in enumerate(lines, start=1):
             try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                return
+                row = json.loads(line)
+                if not {"step", "kind"} <= row.keys():
+                    raise ValueError("no step or no kind")
+            except (ValueError, AttributeError, RecursionError):
+                if number == len(lines):
+                    return
+                raise UserError(
+                    f"line {number} is damaged.",
+                    where=str(self.metrics_path),
+                    fix="Remove that line: updates and scores do not depend on it.",
+                ) from None
+            yield row
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of what decides the outcome, as JSON has it."""
+    plan = {name: manifest.get(name) for name in PLAN}
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
 
 class MetricLog:

@@ -44,7 +44,7 @@ from icql.settings.shared import CriticSettings
 from icql.training.device import Normaliser, fit_normaliser, pack, state_limit, unpack
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
-from icql.weights import load_arrays, load_weights
+from icql.weights import check_numbers, load_arrays, load_weights
 
 
 class Which(TypedDict, total=False):
@@ -97,6 +97,7 @@ def critic_on(run: str | Path, data: Transitions) -> TrainedCritic | GraphCritic
         q = load_arrays(folder.graph_path).get("q")
         if q is None or q.shape != (len(data),):
             raise UserError("does not hold a value for every row.", where=str(folder.graph_path))
+        check_numbers(folder.graph_path, "q", q)
         return GraphCritic(q, data, plan.settings.draw)
     like = _stacked(plan, lambda k: algorithm.critic(algorithm.init(k)))
     context, space = algorithm.needs.context, None

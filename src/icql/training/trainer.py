@@ -21,7 +21,7 @@ from icql.data.tasks import Task, get_task
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool
-from icql.files import default_cache_dir, write_json
+from icql.files import check_writable, default_cache_dir
 from icql.graph.logged import Comparison, compare_rows
 from icql.progress import Display, Work
 from icql.retrieval import Neighbours, Space, build_neighbours
@@ -62,10 +62,38 @@ def run_training(
     join_group()
     if not is_first():
         display = Display(quiet=True)
+    with contextlib.ExitStack() as owning:
+        return _run(
+            plan,
+            out,
+            display,
+            owning,
+            resume=resume,
+            memory=memory,
+            devices=devices,
+            given=given,
+        )
+
+
+def _run(
+    plan: Plan,
+    out: Path,
+    display: Display,
+    owning: contextlib.ExitStack,
+    *,
+    resume: bool,
+    memory: int | None,
+    devices: int | None,
+    given: Collection[str],
+) -> dict[str, Any]:
+    """As `run_training`; the folder stays owned, once it is there, until `owning` is closed."""
     with stopping_together():
         if is_first() and not resume:
             RunFolder.check_free(out)
+            check_writable(out)
         begun = RunFolder.open(out) if is_first() and resume else None
+        if begun is not None:
+            owning.enter_context(begun.owned())
         with begun.missing(plan.dataset) if begun else contextlib.nullcontext():
             findings, _ = examine(plan.dataset, task=plan.task, columns=plan.columns)
         data = findings.usable(plan.dataset)
@@ -89,6 +117,8 @@ def run_training(
     desk = Bystander()
     if is_first():
         # only now is everything known to fit together: a refused run leaves no folder behind
+        if begun is None:
+            owning.enter_context(RunFolder(out).owned())
         folder = open_folder(plan, data, out, resume=resume)
         if (space := space_of(ready.neighbours)) is not None and not folder.space_path.exists():
             write_fitted(folder.space_path, space.fitted)
@@ -104,8 +134,9 @@ def drive(plan: Plan, loop: Loop, states: Any, desk: Bystander) -> Any:
     Every process of a group runs this, and so asks for the same things in the same order; what
     only the first one does is done at its desk.
     """
-    step = agree(desk.saved)
-    states = desk.start(step, loop.gather(states))
+    with stopping_together():
+        saved, states = desk.start(loop.gather(states))
+    step = agree(saved)
     states = loop.place(share(states) if step else states)
     while step < plan.run.steps:
         goal = plan.next_mark(step)
@@ -303,12 +334,7 @@ def open_folder(plan: Plan, data: Transitions, out: Path, *, resume: bool) -> Ru
     """
     if resume:
         folder = RunFolder.open(out)
-        changes = {
-            "dataset": plan.dataset,
-            "columns": plan.columns,
-            "run": dataclasses.asdict(plan.run),
-        }
-        write_json(folder.manifest_path, folder.manifest | changes)
+        folder.record(dataset=plan.dataset, columns=plan.columns, steps=plan.run.steps)
         return folder
     manifest = {
         **dataclasses.asdict(plan),

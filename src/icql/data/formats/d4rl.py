@@ -20,6 +20,7 @@ from icql.files import atomic
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("timeouts", "next_observations", "valid")
 OWN = "metadata/icql"  # JSON: the task's name and what the numbers are; D4RL's readers pass over it
+MOST_NOTES = 2**24  # bytes
 FLAGS = ("terminals", "timeouts", "valid")
 # h5py reports damage as any of these, depending on where in the file it is.
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
@@ -67,7 +68,10 @@ def write_d4rl(path: Path, source: Source) -> None:
     marks = {"timeouts": steps.timeouts & ~steps.terminals}  # with both, D4RL sees a timeout
     with atomic(path) as temporary, h5py.File(temporary, "w") as file:
         for name, array in (steps.arrays() | marks).items():
-            file.create_dataset(name, data=array, compression="gzip", compression_opts=1)
+            # what a damaged disk gives back is then refused, not believed
+            file.create_dataset(
+                name, data=array, compression="gzip", compression_opts=1, fletcher32=True
+            )
         own: dict[str, Any] = {"task": source.task.name} if source.task else {}
         if source.info.signals:
             own["signals"] = source.info.signals.as_json()
@@ -94,7 +98,7 @@ def _read_arrays(path: Path, room: Room) -> tuple[dict[str, NDArray[Any]], dict[
     import h5py
 
     with reading("HDF5", path, *_DAMAGE), h5py.File(path, "r") as file:
-        present = [key for key in REQUIRED + OPTIONAL if key in file]
+        present = [key for key in REQUIRED + OPTIONAL if _holds(file, key)]
         for key in REQUIRED:
             if key not in present:
                 raise UserError(
@@ -105,15 +109,78 @@ def _read_arrays(path: Path, room: Room) -> tuple[dict[str, NDArray[Any]], dict[
         for key in present:
             if not isinstance(file[key], h5py.Dataset) or file[key].shape is None:
                 raise UserError(f"`{key}` is not an array.", where=str(path))
+            check_stored_here(key, file[key], str(path))
             check_kind(key, file[key].dtype, str(path))
         nbytes = sum(bytes_in_memory(file[key].shape, file[key].dtype) for key in present)
-        room.check(nbytes, (file["rewards"].shape or (0,))[0], str(path))
+        room.check(nbytes, (file["rewards"].shape or (0,))[0], str(path), path.stat().st_size)
         return {key: _read(key, file[key], room) for key in present}, _own(file)
+
+
+def _holds(file: Any, key: str) -> bool:
+    """Whether a group has something of that name, which must lie in this very file.
+
+    A link may lead to any other file of this machine that can be read, so none is followed, not
+    even to see whether it leads anywhere.
+    """
+    import h5py
+
+    if not file.id.links.exists(key.encode()):
+        return False
+    if file.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD:
+        raise UserError(
+            f"`{key}` is a link to somewhere else, and links are not followed.",
+            where=str(file.file.filename),
+            fix="Store the array itself in the file.",
+        )
+    return True
+
+
+def check_stored_here(key: str, item: Any, source: str) -> None:
+    """Refuse arrays whose numbers are taken from other files."""
+    if item.external is not None or item.is_virtual:
+        raise UserError(
+            f"the numbers of `{key}` lie in other files, which are not read.",
+            where=source,
+            fix="Store the array itself in the file.",
+        )
+
+
+def stored_bytes(path: Path) -> int:
+    """Bytes that all arrays of an HDF5 file claim; one that takes any from elsewhere is refused."""
+    import h5py
+
+    def claimed(group: Any) -> int:
+        total = 0
+        for key in group:  # names alone: nothing is opened by listing them
+            _holds(group, key)
+            item = group[key]
+            if isinstance(item, h5py.Group):
+                total += claimed(item)
+            elif isinstance(item, h5py.Dataset):
+                check_stored_here(f"{group.name.rstrip('/')}/{key}", item, str(path))
+                total += bytes_in_memory(item.shape or (), item.dtype)
+        return total
+
+    with reading("HDF5", path, *_DAMAGE), h5py.File(path, "r") as file:
+        return claimed(file)
 
 
 def _own(file: Any) -> dict[str, Any]:
     """What a file of ours says about itself; of others, nothing."""
-    own = json.loads(file[OWN].asstr()[()]) if OWN in file else {}
+    import h5py
+
+    group, name = OWN.split("/")
+    if not _holds(file, group) or not isinstance(file[group], h5py.Group):
+        return {}
+    if not _holds(file[group], name):
+        return {}
+    text = file[OWN]
+    if not isinstance(text, h5py.Dataset):
+        raise ValueError(f"`{OWN}` is not one text")
+    check_stored_here(OWN, text, file.filename)
+    if text.shape != () or text.dtype.itemsize > MOST_NOTES:
+        raise ValueError(f"`{OWN}` is not one text")
+    own = json.loads(text.asstr()[()])
     if not isinstance(own, dict):
         raise ValueError(f"`{OWN}` is no JSON object")
     return own

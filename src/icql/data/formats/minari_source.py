@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from icql.data.arrays import IN_MEMORY, Floats, Room
+from icql.data.arrays import IN_MEMORY, Floats, Room, check_packed
 from icql.data.choices import as_choices
 from icql.data.formats.bounds import mapped
+from icql.data.formats.d4rl import stored_bytes
 from icql.data.formats.npz import check_chain
 from icql.data.signals import Signals
 from icql.data.tasks import Task, find_env_task, get_task
@@ -50,6 +51,8 @@ def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMO
     minari, folder = _minari(source), Path(source).expanduser() / "data"
     try:
         dataset = minari.MinariDataset(folder) if folder.is_dir() else minari.load_dataset(source)
+        for file in sorted(Path(dataset.storage.data_path).glob("*.hdf5")):
+            check_packed(stored_bytes(file), file.stat().st_size, str(file))
         choices = _count(dataset.action_space)
         for kind in ("observation", "action"):
             space = getattr(dataset, f"{kind}_space")

@@ -8,6 +8,7 @@ bytes. A file of one's own may have `next_observations` (T, obs) instead of the 
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import zipfile
@@ -32,6 +33,8 @@ REQUIRED = ("observations", "actions", "rewards", "terminals", "timeouts")
 OPTIONAL = ("next_observations", "final_observations", "valid", "drop_last", "meta")
 # The reasons a damaged, encrypted or foreign archive gives, depending on where it breaks.
 _DAMAGE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
+LONGEST_HEADER = 2**16  # bytes; NumPy's own have about a hundred
+MOST_NOTES = 2**26  # bytes in memory of a description, at four for each
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -137,7 +140,7 @@ def _meta(arrays: dict[str, NDArray[Any]], source: str) -> dict[str, Any]:
     raw = arrays.pop("meta", np.frombuffer(b"{}", np.uint8))
     try:
         meta = json.loads(raw.astype(np.uint8).tobytes().decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"`meta` is not JSON ({error}).", where=source) from error
     if not isinstance(meta, dict):
         raise UserError("`meta` is not a JSON object.", where=source)
@@ -155,7 +158,9 @@ def _read_arrays(path: Path, room: Room) -> dict[str, NDArray[Any]]:
         names = [name for name in REQUIRED + OPTIONAL if name in found]
         headers = {name: _header(archive, name, path) for name in names}
         nbytes = sum(bytes_in_memory(*header) for header in headers.values())
-        room.check(nbytes, (headers["rewards"][0] or (0,))[0], str(path))
+        room.check(nbytes, (headers["rewards"][0] or (0,))[0], str(path), path.stat().st_size)
+        if "meta" in headers and bytes_in_memory(*headers["meta"]) > MOST_NOTES:
+            raise ValueError("`meta` is too large for a description")
         return {name: _read(archive, name, room) for name in names}
 
 
@@ -183,7 +188,9 @@ def _header(
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and type of an array, and that it has the size which they claim."""
     member = archive.getinfo(f"{name}.npy")
-    with archive.open(member) as file:
+    with archive.open(member) as stream:
+        # NumPy would unpack as much as a header says that it is long
+        file = io.BytesIO(stream.read(LONGEST_HEADER))
         version = npy.read_magic(file)
         if version not in _HEADERS:
             raise ValueError(f"`{name}` has the unknown NPY version {version}")

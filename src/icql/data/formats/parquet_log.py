@@ -28,6 +28,7 @@ from icql.data.transitions import Source
 from icql.errors import UserError
 from icql.files import atomic
 
+HOW: dict[str, Any] = {"memory_map": True, "page_checksum_verification": True}
 _META = b"icql"  # key of what a Parquet file of ours says about itself
 
 
@@ -45,7 +46,7 @@ def read_parquet(path: Path, task: Task | None, room: Room, columns: Given) -> S
         parts = []
         for file in files:
             opened.enter_context(reading("Parquet", file, *damage))
-            parts.append(opened.enter_context(parquet.ParquetFile(file, memory_map=True)))
+            parts.append(opened.enter_context(parquet.ParquetFile(file, **HOW)))
         same_columns(files, [part.schema_arrow.names for part in parts])
         schema = parts[0].schema_arrow
         chosen = choose(mapping, schema.names, str(path))
@@ -100,14 +101,15 @@ def write_parquet(path: Path, source: Source) -> None:
     own = {"task": source.task and source.task.name, "signals": source.info.signals.as_json()}
     meta = {_META: json.dumps(own)}
     with atomic(path) as temporary:
-        parquet.write_table(pa.table(table).replace_schema_metadata(meta), temporary)
+        whole = pa.table(table).replace_schema_metadata(meta)
+        parquet.write_table(whole, temporary, write_page_checksum=True)
 
 
 def _own(metadata: dict[bytes, bytes], path: Path) -> dict[str, Any]:
     """What a file of ours says about itself; of others, nothing."""
     try:
         own = json.loads(metadata.get(_META, b"{}").decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"its metadata is not JSON ({error}).", where=str(path)) from error
     return own if isinstance(own, dict) else {}
 

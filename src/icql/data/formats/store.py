@@ -2,15 +2,18 @@
 
 One file for each array of `Transitions` and for what is known of each episode, and `store.json`
 with the rest. The arrays are mapped into memory when the store is opened: a row is read when it is
-asked for, and its page belongs to the system's cache, not to the process.
+asked for, and its page belongs to the system's cache, not to the process. `store.json` has the
+hash of every file, and one of itself; `verify_store` reads all and compares.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ from icql.data.transitions import DataInfo, Source, Transitions
 from icql.data.validation.findings import Finding
 from icql.data.validation.rules import validate
 from icql.errors import UserError
-from icql.files import read_json, write_json
+from icql.files import file_hash, read_json, write_json
 
 FORMAT = 1
 # type and number of axes
@@ -81,8 +84,9 @@ def _describe(folder: Path, data: Transitions, findings: Sequence[Finding]) -> N
         "findings": [asdict(finding) for finding in findings],
         "transitions": len(data),
         "data_hash": data.content_hash(),
+        "sha256": {name: file_hash(folder / f"{name}.npy") for name in (*ARRAYS, *EPISODES)},
     }
-    write_json(folder / "store.json", content)
+    write_json(folder / "store.json", content | {"seal": _seal(content)})
 
 
 def open_store(path: str | Path, task: Task | None = None, room: Room = IN_MEMORY) -> Transitions:
@@ -135,9 +139,15 @@ def verify_store(data: Transitions) -> tuple[Finding, ...]:
     """
     path = Path(data.info.source)
     content = _description(path)
-    if data.content_hash() != content["data_hash"]:
+    if "sha256" not in content:  # made before its files had hashes
+        wrong = [] if data.content_hash() == content["data_hash"] else ["a file"]
+    else:
+        hashes = {name: file_hash(path / f"{name}.npy") for name in (*ARRAYS, *EPISODES)}
+        wrong = [f"{name}.npy" for name in hashes if hashes[name] != content["sha256"].get(name)]
+    if wrong:
         raise UserError(
-            "its arrays are not those that were written: a file was changed or is damaged.",
+            f"its arrays are not those that were written: {', '.join(wrong)} was changed or is "
+            "damaged.",
             where=str(path),
             fix="Make the store anew with icql data convert.",
         )
@@ -157,7 +167,19 @@ def _description(folder: Path) -> dict[str, Any]:
     for key, kind in kinds.items():
         if not isinstance(content.get(key, ...), kind):
             raise UserError(f"`{key}` is missing or of the wrong kind.", where=str(path))
+    if "sha256" in content and content.get("seal") != _seal(content):
+        raise UserError(
+            "was changed or is damaged: it does not match its seal.",
+            where=str(path),
+            fix="Make the store anew with icql data convert.",
+        )
     return content
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    """SHA-256 of all that a description says, but for this."""
+    rest = {key: value for key, value in content.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _load(folder: Path, name: str, dtype: str, axes: int, *, mapped: bool = False) -> NDArray[Any]:

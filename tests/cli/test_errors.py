@@ -1,0 +1,39 @@
+"""Whatever a disk or a name does: one message and exit code 2; the traceback for who asks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from icql.cli import main
+
+
+def broken(*_: Any) -> None:
+    raise PermissionError(13, "Permission denied", "/a/b")
+
+
+@pytest.mark.parametrize("debug", ["", "0", "1"])
+def test_errors_of_the_system_are_one_message(
+    debug: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ICQL_DEBUG", debug)
+    monkeypatch.setattr("icql.cli.algos.Algos.execute", broken)
+    assert main(["algos", "--json"]) == 2
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1].startswith("icql: error: /a/b: Permission denied.")
+    assert ("Traceback" in said.err) is (debug == "1")
+    assert json.loads(said.out)["error"]["where"] == "/a/b"
+
+
+def test_control_characters_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--out", "a\x1b[2Jb"]) == 2
+    said = capsys.readouterr().err
+    assert "'a\\x1b[2Jb': has control characters in it" in said
+    assert "\x1b" not in said
+
+
+def test_a_tab_may_be_a_separator(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "init", "missing.csv", "--separator", "\t"]) == 2
+    assert "there is no such file" in capsys.readouterr().err

@@ -75,6 +75,18 @@ def make_mesh(count: int | None, members: int) -> Mesh | None:
     )
 
 
+def strict(states: Any) -> Any:
+    """Fresh states with the types that updates return: compiled for once, not twice.
+
+    What is made of Python's numbers has a weak type, and its update a strict one.
+    """
+
+    def typed(x: Any) -> Any:
+        return x.astype(x.dtype) if eqx.is_array(x) and jnp.issubdtype(x.dtype, jnp.number) else x
+
+    return jax.tree.map(typed, states)
+
+
 class Loop:
     """Runs updates of `algorithm` for several members at once: seeds, and settings of a grid."""
 
@@ -109,7 +121,8 @@ class Loop:
         # one fixed stream per purpose: 0 starts the networks, 1 drives the updates
         starts = jax.vmap(lambda k: jax.random.fold_in(k, 0))(self.keys)
         begin = eqx.filter_vmap(lambda key, values: vary(self.algorithm, values).init(key))
-        return self.place(eqx.filter_jit(begin)(starts, self.varied))
+        states = eqx.filter_jit(lambda *given: strict(begin(*given)))(starts, self.varied)
+        return self.place(states)
 
     def place(self, states: Any) -> Any:
         """Put the states of all members where they are trained."""

@@ -207,7 +207,8 @@ json.dump([len(jax.devices()), ids.tolist()], sys.stdout)
 
 
 def test_four_devices_give_the_same_tables_as_one() -> None:
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    environment = os.environ | {"XLA_FLAGS": flags}
     child = subprocess.run(
         [sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, check=True
     )

@@ -17,7 +17,7 @@ from icql.training.processes import join_group
 from icql.training.run_folder import RunFolder
 
 CHILD = Path(__file__).parent / "devices_child.py"
-SIMULATED = "--xla_force_host_platform_device_count=4"
+SIMULATED = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count="
 
 
 def start(what: str, folder: Path, **environment: str) -> subprocess.Popen[str]:
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def devices(folder: Path) -> list[str]:
     """What the process with four devices has to say."""
-    return finish(start("devices", folder, XLA_FLAGS=SIMULATED)).splitlines()
+    return finish(start("devices", folder, XLA_FLAGS=f"{SIMULATED}4")).splitlines()
 
 
 def test_four_devices_train_what_one_does(devices: list[str]) -> None:
@@ -69,7 +69,7 @@ def test_two_processes_train_what_one_does(folder: Path, devices: list[str]) -> 
             ICQL_COORDINATOR=address,
             ICQL_PROCESSES="2",
             ICQL_PROCESS=str(i),
-            XLA_FLAGS="--xla_force_host_platform_device_count=2",
+            XLA_FLAGS=f"{SIMULATED}2",
         )
         for i in (0, 1)
     ]

@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
+import icql
 import pendulum
 from bench import small_suite
 from bench.small_suite import RUN, SUITE, TINY, outcomes, request, run
+from icql.analysis.brief import brief_rows
 from icql.bench import runner
+from icql.bench.analyses import analyses_of
 from icql.bench.records import BenchFolder, Damaged, read_sealed, write_sealed
 from icql.bench.status import status
 from icql.bench.suites import Row, get_suite, suites
@@ -75,6 +78,42 @@ def test_every_cell_has_a_record_by_content(whole):
             assert outcome["score"] == outcome["curve"][-1][1]
             assert outcome["best"]["score"] == max(score for _, score in outcome["curve"])
             assert record["run"]["together"] == [0, 1]  # one program
+
+
+def test_what_a_report_shows_is_kept_small_beside_the_records(whole):
+    """Of the data once, and of each group with critics; their numbers are those of the run."""
+    folder = BenchFolder.open(whole)
+    (iql,) = [group for group in folder.groups()[0] if group.algo == "iql"]
+    files = sorted(path.name for path in (whole / "analyses").iterdir())
+    assert files == sorted([f"{iql.key}.json", f"data-{iql.data_hash[:32]}.json"])
+    assert sum(path.stat().st_size for path in (whole / "analyses").iterdir()) < 50_000
+    data, critics = analyses_of(folder, iql)
+    assert data is not None
+    assert critics is not None
+    assert len(data["plane"]) == len(data["outcome"]) == len(critics["values"]) == data["rows"]
+    assert critics["layers"] is None
+    assert len(critics["rank"]) == 2
+    run = whole / "runs" / iql.key / "0-1"
+    asked = icql.load_critic(run)
+    rows = brief_rows(asked.data)
+    q = asked.q(asked.data.states[rows], asked.data.actions[rows], seed=0)
+    assert critics["values"] == pytest.approx(q.tolist(), rel=1e-3)
+    nearest = [one["all"][1] for one in data["distances"]]
+    assert nearest == sorted(nearest)
+
+
+def test_an_analysis_that_fails_costs_no_record(data, tmp_path, monkeypatch, capfd):
+    def fails(*_: object) -> None:
+        raise RuntimeError("too <large>")
+
+    monkeypatch.setattr("icql.analysis.brief.brief_of_run", fails)
+    asked = request(data, run=QUICK, algos=("iql",))
+    result = runner.run_suite(asked, tmp_path / "bench", Display())
+    assert (result["finished"], result["failed"]) == (2, [])
+    assert "could not be analysed: too <large>" in capfd.readouterr().err
+    assert analyses_of(BenchFolder.open(tmp_path / "bench"), asked.groups()[0])[1] == {
+        "error": "too <large>"
+    }
 
 
 def test_finished_cells_never_run_again(data, copied, monkeypatch):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from icql.algos.presets import resolve_preset
+from icql.bench.analyses import analyse
 from icql.bench.records import (
     Asked,
     BenchFolder,
@@ -268,6 +269,7 @@ def train_cells(folder: BenchFolder, group: CellGroup, seeds: range, display: Di
         "time": _now(),
     }
     evaluations = [r for r in run.rows() if r["kind"] == "evaluation" and "score" in r]
+    analyse(folder, group, out, display)  # before the records: whatever is finished has been tried
     there, _ = folder.records(dataclasses.replace(group, seeds=tuple(seeds)))
     for place, seed in enumerate(seeds):
         if seed in there:  # a finished cell is never written again

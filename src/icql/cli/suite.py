@@ -141,10 +141,13 @@ class Status(Options):
 
     def execute(self) -> Result:
         """Look and show."""
+        from icql.bench.costs import costs
         from icql.bench.records import BenchFolder
+        from icql.bench.report import gather
         from icql.bench.status import status
 
-        result = status(BenchFolder.open(self.folder))
+        folder = BenchFolder.open(self.folder)
+        result = status(folder)
         for row in result["groups"]:
             line = f"{row['state']:<8} {row['finished']}/{row['cells']} seeds  {row['what']}"
             if row["state"] != "done":
@@ -155,7 +158,10 @@ class Status(Options):
         for reason in result["damaged"]:
             self.say(f"damaged  {reason}")
         self.say(f"{result['finished']} of {result['cells']} cells are finished")
-        return result
+        spent = [(table.suite, cost) for table in gather(folder).tables for cost in costs(table)]
+        for suite, cost in spent:
+            self.say(f"cost    {cost.said(suite.title)}")
+        return result | {"cost": [{"suite": s.id, **cost.as_json()} for s, cost in spent]}
 
 
 @dataclass(frozen=True, kw_only=True)

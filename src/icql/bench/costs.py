@@ -25,7 +25,8 @@ class Cost:
     seeds: int
     measured: float  # hours as they were
     full: float  # at full length, in proportion
-    paper: float | None  # the same cells and seeds by the paper's time per update; None: unknown
+    paper: float | None  # the cells it has, same seeds, by the paper's time per update
+    paper_cells: int  # how many those are
     whole: float | None  # the whole table with 5 seeds; None where a method was not measured
     paper_whole: float | None
 
@@ -34,14 +35,21 @@ class Cost:
         """GPU-hours, CPU-hours …"""
         return f"{self.device.partition(':')[0].upper() or 'DEVICE'}-hours"
 
+    @property
+    def name(self) -> str:
+        """Of the device, as people say it: its kind, where it has no other name."""
+        platform, _, kind = self.device.partition(": ")
+        return platform if kind in ("", platform) else kind
+
     def said(self, suite: str) -> str:
         """One sentence for people."""
         text = (
-            f"{suite} on {self.device}: {_hours(self.measured)} {self.unit} for {self.cells} cells "
+            f"{suite} on {self.name}: {_hours(self.measured)} {self.unit} for {self.cells} cells "
             f"({self.seeds} seeds in all), {_hours(self.full)} at full length"
         )
         if self.paper is not None:
-            text += f"; {_hours(self.paper)} hours by the paper's time per update"
+            every = "them" if self.paper_cells == self.cells else f"the {self.paper_cells} it has"
+            text += f"; the paper's time per update gives {_hours(self.paper)} hours for {every}"
         if self.whole is None:
             return f"{text}. The whole table: not every method of it was timed on this device."
         text += f". The whole table, {SEEDS} seeds: about {_hours(self.whole)} {self.unit}"
@@ -77,6 +85,7 @@ def _cost(table: Table, device: str, cells: list[TableCell]) -> Cost:
         measured=_sum(cell.hours["measured"] for cell in cells),
         full=_sum(cell.hours["full"] for cell in cells),
         paper=_sum(papers) if any(hours is not None for hours in papers) else None,
+        paper_cells=sum(hours is not None for hours in papers),
         whole=whole,
         paper_whole=paper_whole,
     )

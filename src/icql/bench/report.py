@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -332,16 +333,24 @@ def gather(folder: BenchFolder) -> Report:
     )
 
 
-def write_report(report: Report, path: Path) -> None:
-    """Write a page (.html) or tables (.md, .tex), whole or not at all."""
-    from icql.bench import report_html, report_text
+def write_report(report: Report, path: Path, picture: Path | None = None) -> None:
+    """Write a page (.html) or tables (.md, .tex), whole or not at all.
 
-    writers = {
-        ".html": report_html.page,
-        ".md": report_text.markdown,
-        ".tex": report_text.latex,
-    }
-    text = writers[path.suffix](report)
+    `picture` is where to write the first table as SVG as well; Markdown then shows it.
+    """
+    from icql.bench import report_html, report_picture, report_text
+
+    if picture is not None:
+        _write(picture, report_picture.picture(report))
+    if path.suffix == ".md":
+        shown = None if picture is None else os.path.relpath(picture, path.parent)
+        _write(path, report_text.markdown(report, picture=shown))
+    else:
+        writers = {".html": report_html.page, ".tex": report_text.latex}
+        _write(path, writers[path.suffix](report))
+
+
+def _write(path: Path, text: str) -> None:
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

@@ -250,11 +250,12 @@ def _misses(report: Report) -> str:
             ]
         )
     head = ["suite", "method", "task", "ours", "published", "difference"]
-    caption = f"{MISSES} {_tally(report)}."
+    none = "" if rows else " There is none."
+    caption = f"{MISSES}{none} {_tally(report)}."
     failures = [[_td(what), _td(why)] for what, why in report.failures]
     failed = _grid(["failed", "error"], failures, "Failures of the last try") if failures else ""
     title = "<h2>Misses and failures</h2>"
-    found = _grid(head, rows, caption) if rows else f"<p>{escape(caption)} There is none.</p>"
+    found = _grid(head, rows, caption) if rows else f"<p>{escape(caption)}</p>"
     return f'<section id="misses">{title}{found}{failed}</section>'
 
 

@@ -31,9 +31,18 @@ VERDICTS = (
 )
 
 
-def markdown(report: Report) -> str:
-    """Every table with its aggregates, then misses, failures and notes."""
-    parts = ["# Benchmark report", *(_section(table) for table in report.tables)]
+def markdown(report: Report, *, picture: str | None = None) -> str:
+    """Every table with its aggregates, then misses, failures, cost, runs and notes."""
+    counts = report.counts()
+    short = sum(cell.short for cell in report.cells())
+    said = (
+        f"{counts['cells']} finished cells; {short} of {len(report.cells())} entries are short: "
+        "they have fewer updates than the suite's preset, and say nothing about a method at full "
+        "length."
+    )
+    parts = ["# Benchmark report", "Written by `icql bench report`, never by hand.", said]
+    parts += [] if picture is None else [f"![Scores of every method on every task]({picture})"]
+    parts += [*(_section(table) for table in report.tables)]
     misses = [
         f"- {_plain(cell.place.name)} on {_plain(cell.place.task)} ({cell.place.suite}): "
         f"{_short_score(cell)}, {number.source} {number.mean:.1f} ({number.kind})"
@@ -57,11 +66,41 @@ def markdown(report: Report) -> str:
         ("Misses", misses),
         ("Failures", failures),
         ("Cost", spent),
+        ("Runs", _runs(report)),
         ("Notes", notes),
     ):
         if lines:
             parts.append(f"## {title}\n\n" + "\n".join(lines))
     return "\n\n".join(parts) + "\n"
+
+
+def _runs(report: Report) -> list[str]:
+    """What every run was, and with which versions."""
+    shared: dict[str, int] = {}
+    cells = {cell.group.key: cell for cell in report.cells()}
+    lines = [
+        "| method | task | preset, changes | updates | seeds × episodes | data | versions |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for cell in sorted(cells.values(), key=lambda c: (c.place.task, c.place.name, c.group.key)):
+        group, run = cell.group, cell.records[0]["run"]
+        versions = ", ".join(f"{name} {value}" for name, value in run["versions"].items())
+        number = shared.setdefault(versions, len(shared) + 1)
+        changes = ", ".join(f"{name} {value}" for name, value in group.changes.items())
+        preset = f"{group.preset}{', ' if changes else ''}{changes}"
+        said = (
+            cell.place.name,
+            cell.place.task,
+            preset,
+            f"{cell.steps:,} of {cell.place.full_steps:,}",
+        )
+        size = f"{len(cell.records)} × {cell.episodes}"
+        lines.append(
+            f"| {' | '.join(map(_plain, said))} | {size} | {_plain(group.data_hash[:12])} "
+            f"| {number} |"
+        )
+    found = [f"Versions {number}: {_plain(text)}." for text, number in shared.items()]
+    return [*lines, *(line for text in found for line in ("", text))] if cells else []
 
 
 def _section(table: Table) -> str:

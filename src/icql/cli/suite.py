@@ -196,6 +196,8 @@ class WriteReport(Options):
     """Folder of 'icql bench run'."""
     out: Path
     """File to write: .html, .md or .tex."""
+    picture: Path | None = None
+    """Also draw the first table into this file (.svg); Markdown then shows it."""
 
     def execute(self) -> Result:
         """Gather and write."""
@@ -208,8 +210,10 @@ class WriteReport(Options):
                 where=f"--out {self.out}",
                 fix="Name a file .html, .md or .tex.",
             )
+        if self.picture is not None and self.picture.suffix != ".svg":
+            raise UserError("is no .svg file.", where=f"--picture {self.picture}")
         report = gather(BenchFolder.open(self.folder))
-        write_report(report, self.out)
+        write_report(report, self.out, self.picture)
         result = {"report": str(self.out), **report.counts()}
         self.say(f"report  {self.out} ({result['cells']} cells of {result['suites']} suites)")
         for line in report.notes:

@@ -1,4 +1,5 @@
 # make demo   set up; cloning, IQL and our default on the embedded data, side by side
+# make results  docs/results.md and its picture from the records in results/
 # make test   set up and run every check: format, lint, types, tests
 PYTHON ?= python3
 VENV   ?= .venv
@@ -9,7 +10,7 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 SMALL  := --seeds 2 --steps 20000 --evaluate-every 20000 --episodes 20 --batch-size 128 --policy.hidden 128 128
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test format setup clean
+.PHONY: demo results test format setup clean
 
 setup: $(STAMP)
 
@@ -25,6 +26,9 @@ demo: $(STAMP)
 	$(BIN)/icql train --algo iql --hidden 128 128 $(SMALL) --out $(RUN)/iql
 	$(BIN)/icql train $(SMALL) --out $(RUN)/ours
 	$(BIN)/icql compare $(RUN)/cloning $(RUN)/iql $(RUN)/ours --out $(RUN)/compare.png
+
+results: $(STAMP)
+	$(BIN)/icql bench report results --out docs/results.md --picture docs/results.svg
 
 test: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -39,6 +39,10 @@ class Options:
     """How often to kill."""
     seed: int = 0
     """Of the moments."""
+    whole: Path | None = None
+    """Folder of the uninterrupted run: made where nothing is, and kept for the next time."""
+    span: float | None = None
+    """Seconds over which the kills are spread (none given: as long as the whole run took)."""
 
 
 def start(options: Options, out: Path) -> subprocess.Popen[bytes]:
@@ -71,22 +75,27 @@ def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     moments = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as place:
-        whole, killed, shared = (Path(place) / name for name in ("whole", "killed", "shared"))
-        begin = time.perf_counter()
+        killed, shared = (Path(place) / name for name in ("killed", "shared"))
+        whole = options.whole or Path(place) / "whole"
+        made, begin = not whole.exists(), time.perf_counter()
         assert start(options, whole).wait() == 0
         wall = time.perf_counter() - begin
         expected = outcomes(whole)
-        print(f"uninterrupted: {len(expected)} records in {wall:.1f} s, of which beside training")
-        print(f"  {overhead(whole, wall):.2f} s for each record")
+        print(f"uninterrupted: {len(expected)} records", flush=True)
+        if made:
+            beside = overhead(whole, wall)
+            print(f"  in {wall:.1f} s, beside training {beside:.2f} s for each", flush=True)
+        span = options.span or wall
         for number in range(options.kills):
             runner = start(options, killed)
-            time.sleep(wall * moments.uniform(0.2, 0.8) / max(1, options.kills - 1))
+            time.sleep(span * moments.uniform(0.2, 0.8) / max(1, options.kills - 1))
             runner.kill()
             runner.wait()
             done = len(list(killed.glob("records/*.json")))
-            print(f"kill {number + 1}: {done} records")
+            print(f"kill {number + 1}: {done} records", flush=True)
         assert start(options, killed).wait() == 0
-        print(f"killed {options.kills} times: same records: {outcomes(killed) == expected}")
+        same = outcomes(killed) == expected
+        print(f"killed {options.kills} times: same records: {same}", flush=True)
         runners = [start(options, shared) for _ in range(2)]
         assert [runner.wait() for runner in runners] == [0, 0]
         runs = len(list(shared.glob("runs/*/*")))

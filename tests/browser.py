@@ -36,6 +36,16 @@ class Page:
     def run(self, script: str) -> Any:
         return _ask(f"{self._session}/execute/sync", {"script": script, "args": []})
 
+    def show(self, *, width: int, scheme: str) -> None:
+        """A window of this width, for someone who likes pages `light` or `dark`."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        liked = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        for command, given in (
+            ("Emulation.setDeviceMetricsOverride", size),
+            ("Emulation.setEmulatedMedia", liked),
+        ):
+            _ask(f"{self._session}/goog/cdp/execute", {"cmd": command, "params": given})
+
     def complaints(self) -> list[str]:
         """What the console holds: errors of scripts, files that were not found."""
         return [line["message"] for line in _ask(f"{self._session}/se/log", {"type": "browser"})]

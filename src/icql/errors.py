@@ -43,6 +43,10 @@ class PartlyFailed(Exception):
         super().__init__(message)
 
 
+class OutOfTime(KeyboardInterrupt):
+    """Work stopped because its time was up, as an interruption does: all that is done is saved."""
+
+
 def nearest(name: str, known: list[str]) -> str:
     """Say which of `known` comes closest to a mistyped `name`, and how to see them all."""
     import difflib

@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
@@ -18,13 +19,15 @@ import pytest
 from scipy import stats
 
 import browser
+from icql.bench.analyses import critic_analysis_path
+from icql.bench.costs import costs
 from icql.bench.records import Asked, BenchFolder, CellGroup, write_sealed
-from icql.bench.report import Report, gather, write_report
-from icql.bench.svg import ticks
+from icql.bench.report import Report, TableCell, gather, write_report
+from icql.bench.svg import LEVELS, dot_map, ticks
 from icql.cli import main
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "report_speed.py"
-VOID = {"meta", "br", "line", "circle", "rect", "polyline"}  # of what the page uses
+VOID = {"meta", "br", "line", "circle", "rect", "polyline", "path"}  # of what the page uses
 NASTY = "<script>alert('x')</script> & \"quotes\""
 
 
@@ -92,7 +95,9 @@ def test_two_thousand_cells_make_one_whole_page(report, html):
     assert report.counts()["cells"] >= 2000
     page = Page(html)
     assert page.count("html") == page.count("body") == page.count("script") == 1
-    assert page.count("svg") == 18 + 12 + 2 * 2  # curves of both suites, IQM and profile of each
+    curves, neighbours, layers = 18 + 12, 18 + 12, 18 + 12
+    maps = 18 * (1 + 8) + 12 * (1 + 3)  # outcomes, and the methods with critics
+    assert page.count("svg") == curves + neighbours + layers + maps + 2 * 2  # IQM and profile too
     assert page.count("table") == 2 * 2 + 2  # scores and improvement of each, misses, cost
     viewport = [attrs for tag, attrs in page.tags if attrs.get("name") == "viewport"]
     assert viewport
@@ -125,13 +130,12 @@ def test_verdicts_and_misses_by_scipy(report):
         n = len(cell.scores)
         low, high = stats.t.interval(0.95, n - 1, np.mean(cell.scores), stats.sem(cell.scores))
         number, verdict = cell.verdicts[0]
-        right = (
-            "within" if low <= number.mean <= high else "above" if low > number.mean else "below"
-        )
-        assert verdict == right
+        inside = "reproduced" if high - low <= 20 else "unclear"
+        right = inside if low <= number.mean <= high else "above" if low > number.mean else "below"
+        assert cell.verdict == verdict == right
         seen.add(verdict)
         below += verdict == "below"
-    assert seen == {"within", "above", "below"}
+    assert seen == {"reproduced", "above", "below"}
     assert len([cell for cell, _ in report.misses() if cell.place.suite == "extended"]) == below
 
 
@@ -148,6 +152,96 @@ def test_numbers_that_were_not_run_over_seeds_are_marked_as_such(report, html, t
     for text in texts.values():
         assert "taken over and not run" in text
         assert "what one seed of 10 episodes gives" in text
+
+
+def judged(cell: TableCell, *scores: float, **group: object) -> str:
+    """The verdict about other scores of the cell, one for each seed."""
+    records = tuple(
+        {**record, "outcome": {**record["outcome"], "score": score}}
+        for record, score in zip(cell.records, scores, strict=False)
+    )
+    other = dataclasses.replace(cell.group, **group)
+    return dataclasses.replace(cell, group=other, records=records).verdict
+
+
+def test_a_verdict_is_no_kinder_than_the_runs_allow(report):
+    """Too wide an interval reproduces nothing; other data or settings are not compared at all."""
+    (cell,) = [
+        c for c in report.cells() if (c.place.row, c.place.task) == ("iql", "hopper-medium-v2")
+    ]
+    centre = cell.published[0].mean
+    near = (centre - 1, centre, centre + 1)
+    assert judged(cell, *near) == "reproduced"
+    assert judged(cell, centre - 30, centre, centre + 30) == "unclear"
+    assert judged(cell, *(x + 20 for x in near)) == "above"
+    assert judged(cell, *(x - 20 for x in near)) == "below"
+    assert judged(cell, centre) == "no interval"
+    assert judged(cell, *near, preset="quick") == "other settings"
+    assert judged(cell, *near, dataset="logs/mine.npz") == "other data"
+    assert judged(cell, *near, dataset="elsewhere/hopper_medium-v2.hdf5") == "reproduced"
+    fewer = {**cell.group.run, "steps": 999}
+    assert judged(cell, *near, run=fewer) == "short"
+    assert dataclasses.replace(cell, published=()).verdict == "no published number"
+
+
+def test_cost_is_in_hours_of_the_device_beside_the_papers(tmp_path):
+    """By hand: 100 s for 3 seeds of each cell, the paper's 10.52 ms × 1,000,000 × 3 seeds …"""
+    folder = made_up().made_up_folder(tmp_path / "b", suites=("main",), seeds=3)
+    report = gather(folder)
+    (table,) = report.tables
+    (cost,) = costs(table)
+    assert cost.unit == "GPU-hours"
+    assert cost.cells == 6 * 18
+    assert cost.measured == cost.full == pytest.approx(6 * 18 * 100 / 3600)
+    times = {"dt": 68.42 * 0.1, "td3bc": 7.23, "cql": 47.57, "iql": 10.52, "icql": 70.73}
+    hours = sum(times.values()) * 1e6 / 1000 / 3600  # of one seed on one task; TD3+BC: 2 × 500,000
+    assert cost.paper == pytest.approx(hours * 3 * 18)
+    assert cost.paper_whole == pytest.approx(hours * 5 * 18)
+    assert cost.whole == pytest.approx(6 * 18 * 5 * 100 / 3 / 3600)
+    for group in folder.groups()[0][::2]:  # half of the cells were made on a CPU
+        for seed in group.seeds:
+            record = folder.record(group, seed)
+            assert record is not None
+            run = {**record["run"], "versions": {"device": "cpu: cpu"}}
+            folder.write_record(group, seed, {"outcome": record["outcome"], "run": run})
+    mixed = costs(gather(folder).tables[0])
+    assert [(one.unit, one.name) for one in mixed] == [
+        ("CPU-hours", "cpu"),
+        ("GPU-hours", "made-up"),
+    ]
+    assert sum(one.measured for one in mixed) == pytest.approx(cost.measured)
+    for suffix in (".html", ".md"):
+        write_report(gather(folder), tmp_path / f"r{suffix}")
+        text = unescape((tmp_path / f"r{suffix}").read_text())
+        assert all(one.said("Main table") in text for one in mixed)
+    assert main(["bench", "status", str(folder.path)]) == 0
+
+
+def test_what_was_analysed_is_drawn(tmp_path):
+    """Damaged and failed analyses are left out, and a failed one is said."""
+    folder = made_up().made_up_folder(tmp_path / "b", suites=("td3bc",), seeds=2)
+    first, second, *_ = (group for group in folder.groups()[0] if group.algo == "icql-td3bc")
+    write_sealed(critic_analysis_path(folder, first), {"error": "no memory"})
+    critic_analysis_path(folder, second).write_text("{")
+    report = gather(folder)
+    assert any("could not be analysed: no memory" in note for note in report.notes)
+    write_report(report, tmp_path / "r.html")
+    page = Page((tmp_path / "r.html").read_text())
+    maps = [attrs for tag, attrs in page.tags if tag == "g" and attrs.get("class") == "dots"]
+    assert len(maps) == 15 + 2 * 15 - 2  # outcomes, and two methods on 15 tasks
+    labels = [str(attrs["aria-label"]) for tag, attrs in page.tags if tag == "svg"]
+    assert sum(label.startswith("Q̂ by layer on") for label in labels) == 15 - 2
+    assert sum(label.startswith("Neighbours on") for label in labels) == 15
+
+
+def test_a_map_has_every_dot_and_its_colours_follow_the_values():
+    drawn = dot_map([(0, 0), (1, 1), (2, 0)], [5.0, 7.0, 6.0], title="x", size=100)
+    low, high = f'<path d="M5 95h0" stroke="{LEVELS[0]}"/>', f'd="M50 5h0" stroke="{LEVELS[-1]}"'
+    assert low in drawn
+    assert high in drawn
+    assert drawn.count("h0") == 3
+    assert dot_map([(0, 0)], [1.0], title="one").count("h0") == 1
+    assert dot_map([], [], title="none") == ""
 
 
 def test_aggregates_are_over_the_tasks_of_all(tmp_path):
@@ -363,3 +457,29 @@ def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
         down = page.run(f"{column} {click} return values()")
         assert up == sorted(before) != before
         assert down == sorted(before, reverse=True)
+        page.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+        dots = page.run(
+            "return Array.from(document.querySelectorAll('svg .dots')).map(g => g.getBBox().width)"
+        )
+        assert len(dots) == 15 + 2 * 15 + 0 + 9 + 4 * 9  # both suites: outcomes, and their methods
+        assert min(dots) > 50
+
+
+@pytest.mark.skipif(not browser.installed(), reason="needs chromium and chromedriver")
+def test_the_page_fits_a_phone_and_the_dark(tmp_path: Path) -> None:
+    folder = made_up().made_up_folder(tmp_path / "bench", suites=("td3bc",), seeds=3)
+    write_report(gather(folder), tmp_path / "report.html")
+    with browser.browser(tmp_path / "profile") as page:
+        page.show(width=390, scheme="dark")
+        page.open((tmp_path / "report.html").as_uri())
+        assert page.complaints() == []
+        page.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+        wide = "return [document.documentElement.scrollWidth, window.innerWidth]"
+        held, shown = page.run(wide)
+        assert held <= shown == 390  # tables scroll by themselves, the page does not
+        back = "return getComputedStyle(document.body).backgroundColor"
+        dark = page.run(back)
+        page.show(width=390, scheme="light")
+        assert page.run(back) == "rgb(255, 255, 255)" != dark
+        task = "return document.querySelector('table.sortable tbody td').clientWidth"
+        assert 60 < page.run(task) < 390 / 2  # numbers are seen beside the name of the task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -15,15 +16,18 @@ from pathlib import Path
 
 import pytest
 
+import icql
 import pendulum
 from bench import small_suite
 from bench.small_suite import RUN, SUITE, TINY, outcomes, request, run
+from icql.analysis.brief import brief_rows
 from icql.bench import runner
+from icql.bench.analyses import analyses_of
 from icql.bench.records import BenchFolder, Damaged, read_sealed, write_sealed
 from icql.bench.status import status
 from icql.bench.suites import Row, get_suite, suites
 from icql.cli import main
-from icql.errors import UserError
+from icql.errors import OutOfTime, UserError
 from icql.locks import held, holder
 from icql.progress import Display
 
@@ -75,6 +79,42 @@ def test_every_cell_has_a_record_by_content(whole):
             assert outcome["score"] == outcome["curve"][-1][1]
             assert outcome["best"]["score"] == max(score for _, score in outcome["curve"])
             assert record["run"]["together"] == [0, 1]  # one program
+
+
+def test_what_a_report_shows_is_kept_small_beside_the_records(whole):
+    """Of the data once, and of each group with critics; their numbers are those of the run."""
+    folder = BenchFolder.open(whole)
+    (iql,) = [group for group in folder.groups()[0] if group.algo == "iql"]
+    files = sorted(path.name for path in (whole / "analyses").iterdir())
+    assert files == sorted([f"{iql.key}.json", f"data-{iql.data_hash[:32]}.json"])
+    assert sum(path.stat().st_size for path in (whole / "analyses").iterdir()) < 50_000
+    data, critics = analyses_of(folder, iql)
+    assert data is not None
+    assert critics is not None
+    assert len(data["plane"]) == len(data["outcome"]) == len(critics["values"]) == data["rows"]
+    assert critics["layers"] is None
+    assert len(critics["rank"]) == 2
+    run = whole / "runs" / iql.key / "0-1"
+    asked = icql.load_critic(run)
+    rows = brief_rows(asked.data)
+    q = asked.q(asked.data.states[rows], asked.data.actions[rows], seed=0)
+    assert critics["values"] == pytest.approx(q.tolist(), rel=1e-3)
+    nearest = [one["all"][1] for one in data["distances"]]
+    assert nearest == sorted(nearest)
+
+
+def test_an_analysis_that_fails_costs_no_record(data, tmp_path, monkeypatch, capfd):
+    def fails(*_: object) -> None:
+        raise RuntimeError("too <large>")
+
+    monkeypatch.setattr("icql.analysis.brief.brief_of_run", fails)
+    asked = request(data, run=QUICK, algos=("iql",))
+    result = runner.run_suite(asked, tmp_path / "bench", Display())
+    assert (result["finished"], result["failed"]) == (2, [])
+    assert "could not be analysed: too <large>" in capfd.readouterr().err
+    assert analyses_of(BenchFolder.open(tmp_path / "bench"), asked.groups()[0])[1] == {
+        "error": "too <large>"
+    }
 
 
 def test_finished_cells_never_run_again(data, copied, monkeypatch):
@@ -141,6 +181,85 @@ def test_killed_in_the_middle_of_a_training_it_ends_with_the_same_records(
     ]
     assert sorted(map(len, resumed)) == [0, 0, 1, 1]
     assert all(steps[0] % 20 == 0 and 0 < steps[0] <= 200 for steps in resumed if steps)
+
+
+def test_stopped_by_the_clock_it_goes_on_to_the_same_records(data, tmp_path, monkeypatch):
+    """Every call is out of time as soon as it begins, and still gets one mark further."""
+    asked = request(data, algos=("bc",), run=RUN | {"log_every": 50, "checkpoint_every": 1000})
+    runner.run_suite(asked, tmp_path / "whole", Display(quiet=True))
+    monkeypatch.setattr("icql.training.desk.Desk.late", lambda *_: True)
+    out, stops = tmp_path / "bench", 0
+    while True:
+        until = time.monotonic() + 3600
+        work = functools.partial(runner.run_groups, until=until)
+        result = runner.run_suite(asked, out, Display(quiet=True), work)
+        if not result["out_of_time"]:
+            break
+        stops += 1
+        saved = [int(p.name) for p in out.glob("runs/*/0-1/checkpoints/*") if p.name.isdigit()]
+        assert max(saved) == 50 * stops
+        assert not list(out.glob("failures/*"))  # to be stopped is no failure
+    assert stops == 3  # of four marks the last one ends the run
+    assert outcomes(out) == outcomes(tmp_path / "whole")
+    (record, *_) = [json.loads(p.read_text()) for p in (out / "records").iterdir()]
+    assert record["run"]["resumed_at"] == [50, 100, 150]
+
+
+def test_a_limit_of_time_is_said_and_a_wrong_one_refused(tmp_path, capsys, monkeypatch):
+    def none_left(*_: object, until: float, **__: object) -> None:
+        assert until - time.monotonic() == pytest.approx(100, abs=60)
+        raise OutOfTime
+
+    monkeypatch.setattr(runner, "run_groups", none_left)
+    here = ["run", "main", "--tasks", "hopper-mini", "--algos", "bc", "--preset", "quick"]
+    here += ["--out", str(tmp_path / "bench")]
+    assert main(["bench", *here, "--time-limit", "100"]) == 0
+    assert "the same command goes on" in capsys.readouterr().out
+    assert "above 0" in refused(capsys, *here, "--time-limit", "0")
+    pytest.importorskip("ray")
+    assert "without --on ray" in refused(capsys, *here, "--time-limit", "9", "--on", "ray")
+
+
+def test_no_group_is_begun_after_the_time_is_up(data, tmp_path, monkeypatch):
+    no_training(monkeypatch)
+    work = functools.partial(runner.run_groups, until=time.monotonic() - 1)
+    result = runner.run_suite(request(data), tmp_path / "b", Display(quiet=True), work)
+    assert (result["finished"], result["out_of_time"], result["failed"]) == (0, True, [])
+
+
+def test_folders_of_several_machines_are_merged(data, whole, tmp_path, capsys):
+    """Half of the cells from each, one of them damaged, one with another outcome: all are said."""
+    parts = [Path(shutil.copytree(whole, tmp_path / name)) for name in ("one", "two")]
+    records = sorted(path.name for path in (whole / "records").iterdir())
+    for name in records[:2]:
+        (parts[0] / "records" / name).unlink()
+    (parts[1] / "records" / records[3]).write_text("{")
+    changed = json.loads((parts[1] / "records" / records[2]).read_text())
+    changed.pop("digest")
+    changed["outcome"]["score"] = -1.0
+    write_sealed(parts[1] / "records" / records[2], changed)
+    out = tmp_path / "merged"
+    argv = ["bench", "merge", *map(str, parts), "--out", str(out)]
+    assert main([*argv, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["copied"], said["found"]) == (4, 1)
+    assert len(said["other_outcome"]) == 1
+    assert records[3] in said["damaged"][0]
+    assert outcomes(out) == outcomes(whole)  # what was there first stays
+    assert not (out / "runs").exists()
+    names = {group.dataset for group in BenchFolder.open(out).groups()[0]}
+    assert names == {"pendulum.npz"}  # where it lay on that machine is nobody's business
+    analyses = {p.name: p.read_bytes() for p in (whole / "analyses").iterdir()}
+    assert {p.name: p.read_bytes() for p in (out / "analyses").iterdir()} == analyses
+    assert main(argv) == 0
+    assert "0 cells copied" in capsys.readouterr().out
+    result = run(data, out)  # and a merged folder is one to go on with
+    assert result["found_finished"] == 4
+    assert "into itself" in refused(capsys, "merge", str(out), "--out", str(out))
+    assert "not a benchmark folder" in refused(
+        capsys, "merge", str(tmp_path), "--out", str(tmp_path / "new")
+    )
+    assert not (tmp_path / "new").exists()
 
 
 def test_seconds_of_a_resumed_run_are_those_of_all_its_parts():

@@ -92,7 +92,7 @@ def values_of(
         outcome=returns_at(rows, data.rewards, data.episode),
         oracle=None if oracle is None else _asked_of(oracle, data, rows),
         critics=tuple(
-            _said(label, str(run), critic, rows)
+            ask(label, str(run), critic, rows)
             for label, run, critic in zip(labels, runs, found, strict=True)
         ),
     )
@@ -135,29 +135,23 @@ def c_statistics(c: NDArray[Any]) -> dict[str, Doubles]:
     return {name: x.reshape(-1, c.shape[-3]).mean(0) for name, x in found.items()}
 
 
-def _said(
+def ask(
     label: str, run: str, critic: TrainedCritic | GraphCritic, rows: NDArray[np.int64]
 ) -> CriticValues:
+    """What the critics of one run say of these rows of their data."""
     data = critic.data
     parts = [rows[i : i + BLOCK] for i in range(0, len(rows), BLOCK)]
     if isinstance(critic, GraphCritic):
         own = np.concatenate([critic.q(data.states[p], data.actions[p]) for p in parts])
         return CriticValues(label, run, own[None], None, None)
-    values = [
-        np.concatenate(
-            [
-                critic.q(data.states[p], data.actions[p], seed=m.seed, settings=m.settings or None)
-                for p in parts
-            ]
-        )
-        for m in critic.members
-    ]
+    every = [critic.every_q(data.states[p], data.actions[p]) for p in parts]
+    values = np.concatenate(every, axis=1).astype(np.float64)
     by_layer, statistics, td = None, None, critic.critics.td
     if td is not None:
         traces = [critic.trace(data.states[p], data.actions[p]) for p in parts]
         by_layer = np.concatenate(traces, axis=1).astype(np.float64)
         statistics = c_statistics(np.asarray(td.preconditioners))
-    return CriticValues(label, run, np.asarray(values, np.float64), by_layer, statistics)
+    return CriticValues(label, run, values, by_layer, statistics)
 
 
 def _asked_of(oracle: str | Path, data: Transitions, rows: NDArray[np.int64]) -> Doubles:

@@ -3,6 +3,7 @@
 bench.json            the format of the folder
 groups/KEY.json       what was asked: an algorithm on a task with settings, which rows it is, seeds
 records/KEY.json      one finished cell: a group with one seed
+analyses/             what reports show beside scores (`icql.bench.analyses`)
 failures/KEY.json     why a group failed the last time
 runs/KEY/FIRST-LAST/  run folders (`icql.training.run_folder`), seeds side by side; beside them, in
                       FIRST-LAST.resumed.json, after which updates they were resumed

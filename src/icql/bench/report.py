@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from icql.bench.analyses import analyses_of
 from icql.bench.published import KINDS, Published, citations, paper_costs, published, remarks
 from icql.bench.records import Asked, BenchFolder, CellGroup
 from icql.bench.statistics import (
@@ -19,9 +21,11 @@ from icql.bench.statistics import (
     probability_of_improvement,
 )
 from icql.bench.suites import Suite, suites
+from icql.data.tasks import find_task
 from icql.evaluation.scores import Summary, summary
 from icql.files import atomic
 
+CLEAR = 10.0  # points: an interval wider than ± this holds too much to have reproduced anything
 PAIRS = 500  # samples of a bootstrap for each pair of methods
 THRESHOLDS = 101  # points of a performance profile
 
@@ -34,6 +38,8 @@ class TableCell:
     place: Asked
     records: tuple[dict[str, Any], ...]  # by seed
     published: tuple[Published, ...]
+    data: Mapping[str, Any] | None = None  # what its data looks like (`icql.bench.analyses`)
+    critics: Mapping[str, Any] | None = None  # what its critics say, where it has any
 
     @cached_property
     def scores(self) -> list[float]:
@@ -80,13 +86,40 @@ class TableCell:
         """Every published number with how ours compares."""
         return [(number, self._verdict(number)) for number in self.published]
 
+    @property
+    def verdict(self) -> str:
+        """How the cell compares with the first published number, the paper's where it has one."""
+        if not self.published:
+            return "no published number"
+        return self._verdict(self.published[0])
+
     def _verdict(self, number: Published) -> str:
+        if self.summary is None:
+            return "no score"
         if self.short:
             return "short"
-        if self.summary is None or self.summary["ci95"] is None:
+        if self.other_data:
+            return "other data"
+        if self.other_preset:
+            return "other settings"
+        if self.half is None:
             return "no interval"
-        low, high = self.summary["ci95"]
-        return "within" if low <= number.mean <= high else "above" if low > number.mean else "below"
+        if abs(self.summary["mean"] - number.mean) <= self.half:
+            return "reproduced" if self.half <= CLEAR else "unclear"
+        return "above" if self.summary["mean"] > number.mean else "below"
+
+    @property
+    def other_data(self) -> bool:
+        """Whether the data was named by the user and is not called as the task's own."""
+        dataset = self.group.dataset
+        named = find_task(dataset)
+        return dataset != self.group.task and (named is None or named.name != self.group.task)
+
+    @property
+    def other_preset(self) -> bool:
+        """Whether the settings are those of another preset than the suite's."""
+        suite = suites().get(self.place.suite)
+        return suite is not None and self.group.preset != suite.preset
 
     @property
     def curve(self) -> list[tuple[int, float, float, float]]:
@@ -117,7 +150,8 @@ class TableCell:
         measured, paper = self.seconds / 3600, paper_costs()["algorithms"].get(self.group.algo)
         theirs = None
         if paper is not None:
-            theirs = paper["train_ms"] * self.place.full_steps * len(self.records) / 3.6e6
+            steps = paper.get("per_update", 1) * self.place.full_steps
+            theirs = paper["train_ms"] * steps * len(self.records) / 3.6e6
         full = measured * self.place.full_steps / self.steps
         return {"measured": measured, "full": full, "paper": theirs}
 
@@ -265,9 +299,20 @@ def gather(folder: BenchFolder) -> Report:
                 failures.append((group.label, str(failure["error"])))
         if records:
             ordered = tuple(records[seed] for seed in sorted(records))
+            data, critics = analyses_of(folder, group)
+            if critics is not None and "error" in critics:
+                notes.append(f"{group.label} could not be analysed: {critics['error']}")
+                critics = None
             for place in group.asked:
                 numbers = published(place.suite, place.row, place.task)
-                cell = TableCell(group=group, place=place, records=ordered, published=numbers)
+                cell = TableCell(
+                    group=group,
+                    place=place,
+                    records=ordered,
+                    published=numbers,
+                    data=data,
+                    critics=critics,
+                )
                 places.setdefault((place.suite, place.row, place.task), []).append(cell)
     chosen = {key: max(cells, key=_weight) for key, cells in places.items()}
     left = [c for key, cells in places.items() for c in cells if c is not chosen[key]]
@@ -288,16 +333,24 @@ def gather(folder: BenchFolder) -> Report:
     )
 
 
-def write_report(report: Report, path: Path) -> None:
-    """Write a page (.html) or tables (.md, .tex), whole or not at all."""
-    from icql.bench import report_html, report_text
+def write_report(report: Report, path: Path, picture: Path | None = None) -> None:
+    """Write a page (.html) or tables (.md, .tex), whole or not at all.
 
-    writers = {
-        ".html": report_html.page,
-        ".md": report_text.markdown,
-        ".tex": report_text.latex,
-    }
-    text = writers[path.suffix](report)
+    `picture` is where to write the first table as SVG as well; Markdown then shows it.
+    """
+    from icql.bench import report_html, report_picture, report_text
+
+    if picture is not None:
+        _write(picture, report_picture.picture(report))
+    if path.suffix == ".md":
+        shown = None if picture is None else os.path.relpath(picture, path.parent)
+        _write(path, report_text.markdown(report, picture=shown))
+    else:
+        writers = {".html": report_html.page, ".tex": report_text.latex}
+        _write(path, writers[path.suffix](report))
+
+
+def _write(path: Path, text: str) -> None:
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

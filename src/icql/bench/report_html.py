@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from html import escape
 from importlib import resources
 
-from icql.bench.report import Report, Table, TableCell
+from icql.bench.costs import SOURCE, costs, device_of
+from icql.bench.report import CLEAR, Report, Table, TableCell
 from icql.bench.report_charts import by_setting, curves, key, over_tasks
+from icql.bench.report_values import looked_into
 from icql.pages import document, look
 
 WORDS = {
-    "within": "our interval holds the published number",
+    "reproduced": f"our interval holds the published number, and is at most ± {CLEAR:g} points",
+    "unclear": "it holds the number, and is too wide to say more",
     "above": "our interval lies above it",
     "below": "our interval lies below it",
     "short": "fewer updates than the suite's preset: no verdict",
+    "other data": "not the data that the number is of: no verdict",
+    "other settings": "another preset than the suite's: no verdict",
     "no interval": "a single seed has no interval: no verdict",
 }
+
+
+MISSES = (
+    "A miss is a cell of full length whose interval over seeds lies below the first published "
+    "number."
+)
 
 
 def page(report: Report) -> str:
@@ -90,6 +102,7 @@ def _suite(table: Table) -> str:
         + _aggregates(table)
         + _by_setting(table)
         + _curves(table)
+        + looked_into(table)
         + "</section>"
     )
 
@@ -129,8 +142,10 @@ def _score(cell: TableCell | None) -> str:
             f"{std}{escape(number.caveat)} "
             f'<span class="tag {verdict.replace(" ", "-")}">{verdict}</span></small>'
         )
-    if cell.short and not cell.verdicts:
-        lines.append('<br><small><span class="tag short">short</span></small>')
+    if not cell.verdicts:
+        tags = ["short"] * cell.short + [cell.verdict]
+        marks = " ".join(f'<span class="tag {tag.replace(" ", "-")}">{tag}</span>' for tag in tags)
+        lines.append(f"<br><small>{marks}</small>")
     return (
         f'<td data-v="{mean}" title="{escape(hint)}"><b>{mean:.1f}</b>{half}{"".join(lines)}</td>'
     )
@@ -214,6 +229,12 @@ def _improvement(table: Table) -> str:
 # --- the whole report ---------------------------------------------------------------------------
 
 
+def _tally(report: Report) -> str:
+    """How many cells have which verdict."""
+    found = Counter(cell.verdict for cell in report.cells())
+    return "Verdicts: " + ", ".join(f"{count} {name}" for name, count in found.most_common())
+
+
 def _misses(report: Report) -> str:
     rows = []
     for cell, number in report.misses():
@@ -229,20 +250,22 @@ def _misses(report: Report) -> str:
             ]
         )
     head = ["suite", "method", "task", "ours", "published", "difference"]
-    shorts = sum(cell.short for cell in report.cells())
-    caption = (
-        "Misses: cells of full length whose interval over seeds lies below the first published "
-        f"number. {shorts} cells are short and have no verdict."
-    )
+    none = "" if rows else " There is none."
+    caption = f"{MISSES}{none} {_tally(report)}."
     failures = [[_td(what), _td(why)] for what, why in report.failures]
     failed = _grid(["failed", "error"], failures, "Failures of the last try") if failures else ""
     title = "<h2>Misses and failures</h2>"
-    return f'<section id="misses">{title}{_grid(head, rows, caption)}{failed}</section>'
+    found = _grid(head, rows, caption) if rows else f"<p>{escape(caption)}</p>"
+    return f'<section id="misses">{title}{found}{failed}</section>'
+
+
+def _by_name(cells: Iterable[TableCell]) -> list[TableCell]:
+    return sorted(cells, key=lambda cell: (cell.place.task, cell.place.name, cell.group.key))
 
 
 def _cost(report: Report) -> str:
     rows, cells = [], {cell.group.key: cell for cell in report.cells()}
-    for cell in cells.values():
+    for cell in _by_name(cells.values()):
         rate = cell.records[0]["run"]["updates_per_second"]
         hours = cell.hours
         rows.append(
@@ -257,29 +280,28 @@ def _cost(report: Report) -> str:
                 _td(
                     "–" if hours["paper"] is None else f"{hours['paper']:.1f}", hours["paper"] or 0
                 ),
-                _td(cell.records[0]["run"]["versions"].get("device", "")),
+                _td(device_of(cell)),
             ]
         )
-    total = sum(cell.hours["measured"] or 0 for cell in cells.values())
-    full = sum(cell.hours["full"] or 0 for cell in cells.values())
-    theirs = sum(cell.hours["paper"] or 0 for cell in cells.values())
     caption = (
-        f"Updates alone, without compilation and evaluation: {total:.2f} device hours were "
-        f"measured; {full:.1f} at full length; {theirs:.1f} by the paper's time per update and "
-        "seed (tab:all_time_flop_mem, its machine). Updates/s are those of all seeds side by side."
+        "Updates alone, without compilation and evaluation; seconds of seeds side by side are "
+        "counted once, and updates/s are those of all of them. The paper's hours: its time per "
+        f"update ({SOURCE}) for as many seeds at full length."
     )
+    sums = [cost.said(table.suite.title) for table in report.tables for cost in costs(table)]
     head = [
         *("method", "task", "seeds", "updates", "seconds", "updates/s"),
         *("hours at full length", "paper's hours", "device"),
     ]
-    return f'<section id="cost"><h2>Cost</h2>{_grid(head, rows, caption)}</section>'
+    title = f'<section id="cost"><h2>Cost</h2>{_list(sums)}'
+    return f"{title}{_grid(head, rows, caption)}</section>"
 
 
 def _runs(report: Report) -> str:
     """Settings and versions of every run; what runs share is written once."""
     shared: dict[str, str] = {}
     items = []
-    for cell in {cell.group.key: cell for cell in report.cells()}.values():
+    for cell in _by_name({cell.group.key: cell for cell in report.cells()}.values()):
         group, run = cell.group, cell.records[0]["run"]
         versions = json.dumps(run["versions"], indent=1)
         number = shared.setdefault(versions, str(len(shared) + 1))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from icql.bench.report import Report, Table, TableCell
+from icql.bench.costs import SOURCE, costs
+from icql.bench.report import CLEAR, Report, Table, TableCell
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -23,9 +24,25 @@ _LATEX = {
 }
 
 
-def markdown(report: Report) -> str:
-    """Every table with its aggregates, then misses, failures and notes."""
-    parts = ["# Benchmark report", *(_section(table) for table in report.tables)]
+VERDICTS = (
+    "The verdict is about the first published number. *Reproduced*: our interval holds it, and is "
+    f"at most ± {CLEAR:g} points; *unclear*: it holds it, and is wider; *above*, *below*: our "
+    "interval lies there; *short* (marked \\*): fewer updates than the suite's preset, so none."
+)
+
+
+def markdown(report: Report, *, picture: str | None = None) -> str:
+    """Every table with its aggregates, then misses, failures, cost, runs and notes."""
+    counts = report.counts()
+    short = sum(cell.short for cell in report.cells())
+    said = (
+        f"{counts['cells']} finished cells; {short} of {len(report.cells())} entries are short: "
+        "they have fewer updates than the suite's preset, and say nothing about a method at full "
+        "length."
+    )
+    parts = ["# Benchmark report", "Written by `icql bench report`, never by hand.", said]
+    parts += [] if picture is None else [f"![Scores of every method on every task]({picture})"]
+    parts += [*(_section(table) for table in report.tables)]
     misses = [
         f"- {_plain(cell.place.name)} on {_plain(cell.place.task)} ({cell.place.suite}): "
         f"{_short_score(cell)}, {number.source} {number.mean:.1f} ({number.kind})"
@@ -34,17 +51,66 @@ def markdown(report: Report) -> str:
     failures = [f"- {_plain(what)}: {_plain(why)}" for what, why in report.failures]
     notes = [f"- {_plain(note)}" for note in report.notes]
     notes += [f"- {_plain(what)}: {n} of {of} seeds" for what, n, of in report.unfinished]
-    for title, lines in (("Misses", misses), ("Failures", failures), ("Notes", notes)):
+    spent = [
+        f"- {_plain(cost.said(table.suite.title))}"
+        for table in report.tables
+        for cost in costs(table)
+    ]
+    if spent:
+        said = (
+            "Updates alone, without compilation and evaluation, by the records' own clocks. The "
+            f"paper's hours follow from its time per update ({SOURCE})."
+        )
+        spent = [said, "", *spent]
+    for title, lines in (
+        ("Misses", misses),
+        ("Failures", failures),
+        ("Cost", spent),
+        ("Runs", _runs(report)),
+        ("Notes", notes),
+    ):
         if lines:
             parts.append(f"## {title}\n\n" + "\n".join(lines))
     return "\n\n".join(parts) + "\n"
+
+
+def _runs(report: Report) -> list[str]:
+    """What every run was, and with which versions."""
+    shared: dict[str, int] = {}
+    cells = {cell.group.key: cell for cell in report.cells()}
+    lines = [
+        "| method | task | preset, changes | updates | seeds × episodes | data | versions |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for cell in sorted(cells.values(), key=lambda c: (c.place.task, c.place.name, c.group.key)):
+        group, run = cell.group, cell.records[0]["run"]
+        versions = ", ".join(f"{name} {value}" for name, value in run["versions"].items())
+        number = shared.setdefault(versions, len(shared) + 1)
+        changes = ", ".join(f"{name} {value}" for name, value in group.changes.items())
+        preset = f"{group.preset}{', ' if changes else ''}{changes}"
+        said = (
+            cell.place.name,
+            cell.place.task,
+            preset,
+            f"{cell.steps:,} of {cell.place.full_steps:,}",
+        )
+        size = f"{len(cell.records)} × {cell.episodes}"
+        lines.append(
+            f"| {' | '.join(map(_plain, said))} | {size} | {_plain(group.data_hash[:12])} "
+            f"| {number} |"
+        )
+    found = [f"Versions {number}: {_plain(text)}." for text, number in shared.items()]
+    return [*lines, *(line for text in found for line in ("", text))] if cells else []
 
 
 def _section(table: Table) -> str:
     suite = table.suite
     where = f" ({suite.paper} of the paper)" if suite.paper else ""
     lines = [f"## {_plain(suite.title)}{where}", "", table.caption, ""]
-    lines += ["| task | method | ours | updates | published |", "|---|---|---|---|---|"]
+    lines += [
+        "| task | method | ours | updates | published | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
     for task in table.tasks:
         for row, name in table.rows:
             cell = table.cells.get((row, task))
@@ -52,8 +118,10 @@ def _section(table: Table) -> str:
                 short = ", short" if cell.short else ""
                 lines.append(
                     f"| {_plain(task)} | {_plain(name)} | {_short_score(cell)} | "
-                    f"{cell.steps:,}{short} | {_plain(_beside(cell)) or '–'} |"
+                    f"{cell.steps:,}{short} | {_plain(_beside(cell)) or '–'} | {cell.verdict} |"
                 )
+    if any(cell.published for cell in table.cells.values()):
+        lines += ["", VERDICTS]
     if table.iqm:
         over = f"Over {len(table.common)} common tasks, 95 % by a bootstrap stratified by task:"
         lines += ["", over, "", "| method | IQM | mean | paper's mean |", "|---|---|---|---|"]
@@ -113,10 +181,8 @@ def _short_score(cell: TableCell) -> str:
 
 def _beside(cell: TableCell) -> str:
     return "; ".join(
-        f"{number.source} {number.mean:.1f}"
-        + ("" if number.kind == "run" else f" ({number.kind})")
-        + f": {verdict}"
-        for number, verdict in cell.verdicts
+        f"{number.source} {number.mean:.1f}" + ("" if number.kind == "run" else f" ({number.kind})")
+        for number in cell.published
     )
 
 

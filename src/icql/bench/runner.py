@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from icql.algos.presets import resolve_preset
+from icql.bench.analyses import analyse
 from icql.bench.records import (
     Asked,
     BenchFolder,
@@ -25,7 +26,7 @@ from icql.bench.suites import Row, Suite
 from icql.data.datasets import EMBEDDED, examine, find_d4rl
 from icql.data.tasks import get_task
 from icql.data.transitions import Transitions
-from icql.errors import UserError
+from icql.errors import OutOfTime, UserError
 from icql.files import read_json
 from icql.locks import held, holder
 from icql.progress import Display
@@ -151,7 +152,11 @@ def run_suite(
     for group in groups:
         folder.ask(group)
     before = sum(len(folder.records(group)[0]) for group in groups)
-    (work or run_groups)(folder, groups, display)
+    out_of_time = False
+    try:
+        (work or run_groups)(folder, groups, display)
+    except OutOfTime:
+        out_of_time = True
     left = [group for group in groups if not is_done(folder, group)]
     failed = [(group, failure) for group in left if (failure := folder.failure(group))]
     return {
@@ -160,6 +165,7 @@ def run_suite(
         "cells": sum(len(group.seeds) for group in groups),
         "finished": sum(len(folder.records(group)[0]) for group in groups),
         "found_finished": before,
+        "out_of_time": out_of_time,
         "failed": [
             {"group": group.key, "what": group.label, "error": failure["error"]}
             for group, failure in failed
@@ -167,8 +173,17 @@ def run_suite(
     }
 
 
-def run_groups(folder: BenchFolder, groups: Iterable[CellGroup], display: Display) -> None:
-    """Run every group that nobody else runs; wait for, or take over, those of other processes."""
+def run_groups(
+    folder: BenchFolder,
+    groups: Iterable[CellGroup],
+    display: Display,
+    *,
+    until: float | None = None,
+) -> None:
+    """Run every group that nobody else runs; wait for, or take over, those of other processes.
+
+    `until` is when to stop, by the clock `time.monotonic`; then `OutOfTime` is raised.
+    """
     left, began = list(enumerate(groups, start=1)), _now()
     total, awaited = len(left), set[str]()
     while left:
@@ -176,13 +191,15 @@ def run_groups(folder: BenchFolder, groups: Iterable[CellGroup], display: Displa
         for number, group in left:
             if is_done(folder, group):
                 continue
+            if until is not None and time.monotonic() > until:
+                raise OutOfTime
             failure = folder.failure(group) if group.key in awaited else None
             if failure is not None and failure.get("time", "") >= began:
                 continue  # the other process tried it just now
             with held(folder.lock_path(group.key)) as mine:
                 if mine:
                     display.say(f"[{number}/{total}] {group.label}")
-                    settle(folder, group, display)
+                    settle(folder, group, display, until=until)
                     if number % KEPT == 0:
                         _forget_programs()
                 else:
@@ -202,14 +219,16 @@ def is_done(folder: BenchFolder, group: CellGroup) -> bool:
     return len(folder.records(group)[0]) == len(group.seeds)
 
 
-def settle(folder: BenchFolder, group: CellGroup, display: Display) -> None:
+def settle(
+    folder: BenchFolder, group: CellGroup, display: Display, *, until: float | None = None
+) -> None:
     """Finish every cell of a group that is not, or write down why that failed."""
     found, wrong = folder.records(group)
     for reason in wrong.values():
         display.say(f"warning: {reason}: it is made again")
     try:
         for seeds in spans(folder, group, [s for s in group.seeds if s not in found]):
-            train_cells(folder, group, seeds, display)
+            train_cells(folder, group, seeds, display, until=until)
     except Exception as error:  # whatever it is, it is recorded, and the other groups go on
         failure = write_failure(folder, group, error)
         display.say(f"failed: {group.label}: {failure['error']}")
@@ -244,7 +263,14 @@ def spans(folder: BenchFolder, group: CellGroup, missing: list[int]) -> Iterator
         left -= set(range(first, last + 1))
 
 
-def train_cells(folder: BenchFolder, group: CellGroup, seeds: range, display: Display) -> None:
+def train_cells(
+    folder: BenchFolder,
+    group: CellGroup,
+    seeds: range,
+    display: Display,
+    *,
+    until: float | None = None,
+) -> None:
     """Train these seeds side by side, or go on with that; write a record for each."""
     plan = Plan.make(group.algo, task=group.task, dataset=group.dataset, preset=group.preset)
     plan = plan.asked(seed=seeds[0], seeds=len(seeds), settings=group.settings, run=dict(group.run))
@@ -252,7 +278,7 @@ def train_cells(folder: BenchFolder, group: CellGroup, seeds: range, display: Di
     begin = time.perf_counter()
     result = _finished(out)
     if result is None:
-        result = _trained(plan, out, display)
+        result = _trained(plan, out, display, until)
     run = RunFolder.open(out)
     if result["data_hash"] != group.data_hash:
         raise UserError("the data changed after the run was begun.", where=group.dataset)
@@ -268,6 +294,7 @@ def train_cells(folder: BenchFolder, group: CellGroup, seeds: range, display: Di
         "time": _now(),
     }
     evaluations = [r for r in run.rows() if r["kind"] == "evaluation" and "score" in r]
+    analyse(folder, group, out, display)  # before the records: whatever is finished has been tried
     there, _ = folder.records(dataclasses.replace(group, seeds=tuple(seeds)))
     for place, seed in enumerate(seeds):
         if seed in there:  # a finished cell is never written again
@@ -276,7 +303,7 @@ def train_cells(folder: BenchFolder, group: CellGroup, seeds: range, display: Di
         folder.write_record(group, seed, {"outcome": outcome, "run": shared})
 
 
-def _trained(plan: Plan, out: Path, display: Display) -> dict[str, Any]:
+def _trained(plan: Plan, out: Path, display: Display, until: float | None) -> dict[str, Any]:
     """Train in `out`, from its last checkpoint if it has one; a folder of no use is set aside."""
     from icql.training.trainer import run_training
 
@@ -284,13 +311,13 @@ def _trained(plan: Plan, out: Path, display: Display) -> dict[str, Any]:
     if resumed is not None:
         _note_resume(out)
         try:
-            return run_training(resumed, out=out, resume=True, display=display)
+            return run_training(resumed, out=out, resume=True, display=display, until=until)
         except UserError as error:
             if error.where != str(out / "checkpoints"):
                 raise  # the training's own failure, not that of what was saved
             _set_aside(out, error, display)
     decided = [name for name, _ in leaves(plan.settings)]  # nothing is left for the data to say
-    return run_training(plan, out=out, resume=False, display=display, given=decided)
+    return run_training(plan, out=out, resume=False, display=display, given=decided, until=until)
 
 
 def _begun(plan: Plan, out: Path, display: Display) -> Plan | None:

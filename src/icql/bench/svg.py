@@ -17,6 +17,8 @@ COLOURS = (
     *("#4477aa", "#ee6677", "#228833", "#b8a029", "#3fb6dc", "#aa3377"),
     *("#bb7733", "#7f7f7f", "#44aa99", "#8866dd", "#dd8800", "#d45fb0"),
 )
+# from low to high, for values: violet to yellow, as viridis
+LEVELS = ("#5b2f91", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725")
 LEFT, BOTTOM, TOP, RIGHT = 44, 30, 8, 10
 
 
@@ -110,6 +112,34 @@ def interval_chart(
         )
     parts.append(f'<line class="axis" x1="{left}" x2="{left}" y1="{TOP}" y2="{bottom}"/>')
     return _svg(title, parts, width, height)
+
+
+def dot_map(
+    places: Sequence[tuple[float, float]], values: Sequence[float], *, title: str, size: int = 150
+) -> str:
+    """Dots in a square, coloured by value from the 2nd to the 98th percentile, high ones on top.
+
+    One path for each colour: a page may hold hundreds of these.
+    """
+    if not places:
+        return ""
+    xs, ys = zip(*places, strict=True)
+    px, py = _scale((min(xs), max(xs)), 5, size - 5), _scale((min(ys), max(ys)), size - 5, 5)
+    ordered = sorted(values)
+    low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.02, 0.98))
+    dots: list[list[str]] = [[] for _ in LEVELS]
+    for x, y, value in zip(xs, ys, values, strict=True):
+        share = 0.0 if high <= low else (value - low) / (high - low)
+        level = min(len(LEVELS) - 1, max(0, int(share * len(LEVELS))))
+        dots[level].append(f"M{px(x):.0f} {py(y):.0f}h0")
+    parts = [
+        f'<path d="{"".join(drawn)}" stroke="{hue}"/>'
+        for drawn, hue in zip(dots, LEVELS, strict=True)
+        if drawn
+    ]
+    group = f'<g class="dots"><title>{escape(title)}</title>{"".join(parts)}</g>'
+    frame = f'<rect class="frame" width="{size}" height="{size}" rx="4"/>'
+    return _svg(title, [frame, group], size, size)
 
 
 def _scale(span: tuple[float, float], start: float, stop: float) -> Scale:

@@ -118,6 +118,7 @@ COMMANDS: dict[str, Command | Group] = {
             "run": Command("run what is not finished yet of a suite", "suite:RunSuite"),
             "status": Command("how far a benchmark folder has come", "suite:Status"),
             "report": Command("a page or tables of what was run", "suite:WriteReport"),
+            "merge": Command("finished cells of several folders into one", "suite:Merge"),
             "speed": Command(
                 "time, operations and memory of every algorithm's update", "bench:Speed"
             ),

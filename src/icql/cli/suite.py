@@ -1,8 +1,10 @@
-"""`icql bench list`, `run`, `status` and `report`."""
+"""`icql bench list`, `run`, `status`, `report` and `merge`."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -83,6 +85,9 @@ class RunSuite(Options):
     """Of a running Ray cluster; else RAY_ADDRESS, else one is started on this machine."""
     cpus: int = 1
     """CPUs for each group of cells on Ray; GPUs: one each, where the cluster has any."""
+    time_limit: float | None = None
+    """Seconds after which to stop: with a checkpoint of the training in flight, and what is
+    finished recorded. The same command goes on, here or wherever the folder is copied to."""
     quiet: Flag = False
     """Show no progress."""
 
@@ -114,6 +119,10 @@ class RunSuite(Options):
             raise KeyboardInterrupt("The same command goes on.") from None
         done = f"{result['finished']} of {result['cells']} cells are finished"
         self.say(f"{done}, {result['found_finished']} of them before")
+        if result["out_of_time"]:
+            self.say(
+                f"stopped after {self.time_limit:g} s: the rest is saved, the same command goes on"
+            )
         self.say(f"next    icql bench report {self.out} --out {self.out}.html")
         if failed := result["failed"]:
             lines = "".join(f"\n  {one['what']}: {one['error']}" for one in failed)
@@ -122,14 +131,26 @@ class RunSuite(Options):
         return result
 
     def _work(self) -> GroupRunner | None:
-        """What runs the groups; None: this process."""
+        """What runs the groups; None: this process, however long it takes."""
+        if self.time_limit is not None and self.time_limit <= 0:
+            raise UserError("must be above 0.", where=f"--time-limit {self.time_limit:g}")
         if self.on == "ray":
+            if self.time_limit is not None:
+                raise UserError(
+                    "is of use without --on ray alone.",
+                    where="--time-limit",
+                    fix="Limit the job of the driver: what it began goes on from checkpoints.",
+                )
             from icql.bench.on_ray import OnRay
 
             return OnRay(address=self.address, cpus=self.cpus)
         if self.address is not None:
             raise UserError("is of use with --on ray alone.", where=f"--address {self.address}")
-        return None
+        if self.time_limit is None:
+            return None
+        from icql.bench.runner import run_groups
+
+        return partial(run_groups, until=time.monotonic() + self.time_limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,10 +162,13 @@ class Status(Options):
 
     def execute(self) -> Result:
         """Look and show."""
+        from icql.bench.costs import costs
         from icql.bench.records import BenchFolder
+        from icql.bench.report import gather
         from icql.bench.status import status
 
-        result = status(BenchFolder.open(self.folder))
+        folder = BenchFolder.open(self.folder)
+        result = status(folder)
         for row in result["groups"]:
             line = f"{row['state']:<8} {row['finished']}/{row['cells']} seeds  {row['what']}"
             if row["state"] != "done":
@@ -155,7 +179,10 @@ class Status(Options):
         for reason in result["damaged"]:
             self.say(f"damaged  {reason}")
         self.say(f"{result['finished']} of {result['cells']} cells are finished")
-        return result
+        spent = [(table.suite, cost) for table in gather(folder).tables for cost in costs(table)]
+        for suite, cost in spent:
+            self.say(f"cost    {cost.said(suite.title)}")
+        return result | {"cost": [{"suite": s.id, **cost.as_json()} for s, cost in spent]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +196,8 @@ class WriteReport(Options):
     """Folder of 'icql bench run'."""
     out: Path
     """File to write: .html, .md or .tex."""
+    picture: Path | None = None
+    """Also draw the first table into this file (.svg); Markdown then shows it."""
 
     def execute(self) -> Result:
         """Gather and write."""
@@ -181,12 +210,40 @@ class WriteReport(Options):
                 where=f"--out {self.out}",
                 fix="Name a file .html, .md or .tex.",
             )
+        if self.picture is not None and self.picture.suffix != ".svg":
+            raise UserError("is no .svg file.", where=f"--picture {self.picture}")
         report = gather(BenchFolder.open(self.folder))
-        write_report(report, self.out)
+        write_report(report, self.out, self.picture)
         result = {"report": str(self.out), **report.counts()}
         self.say(f"report  {self.out} ({result['cells']} cells of {result['suites']} suites)")
         for line in report.notes:
             self.say(f"note: {line}")
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge(Options):
+    """Copy the finished cells of several benchmark folders into one.
+
+    For folders that were made on several machines, and for results that are kept: records and what
+    reports show beside them, without the run folders. Cells that are there already stay.
+    """
+
+    folders: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of 'icql bench run'."""
+    out: Path
+    """Folder to make or to add to."""
+
+    def execute(self) -> Result:
+        """Copy and count."""
+        from icql.bench.merge import merge
+
+        result = merge(self.folders, self.out)
+        self.say(f"{result['copied']} cells copied to {self.out}, {result['found']} were there")
+        for what in result["other_outcome"]:
+            self.say(f"note: {what} has another outcome than the one that was there, which stays")
+        for reason in result["damaged"]:
+            self.say(f"damaged  {reason}")
         return result
 
 

@@ -6,6 +6,7 @@ One process of a run sits at the desk; the others, if there are any, only comput
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -67,6 +68,13 @@ class Bystander:
     def note(self, step: int, updates: int, seconds: float, means: dict[str, np.ndarray]) -> None:
         """The last `updates` updates took so long, and these are the means of their metrics."""
 
+    def late(self, left: int) -> bool:
+        """Whether `left` more updates would end after the time is up; the first process decides."""
+        return False
+
+    def save(self, step: int, states: Any) -> None:
+        """Keep what a run that stops here goes on from."""
+
     def mark(self, step: int, states: Any) -> None:
         """Update `step` is one to log, and one to look at or to save where states are given."""
 
@@ -82,13 +90,19 @@ class Desk(Bystander):
     """Keeps the run folder and shows how training goes."""
 
     def __init__(
-        self, ready: Prepared, folder: RunFolder, display: Display, *, resume: bool
+        self,
+        ready: Prepared,
+        folder: RunFolder,
+        display: Display,
+        *,
+        resume: bool,
+        until: float | None = None,
     ) -> None:
         self.ready, self.folder, self.display = ready, folder, display
         self.plan, self.loop, self.members = ready.plan, ready.loop, ready.plan.members
         self.watch = Watch(self.loop.algorithm, self.members)
         self.resume, self.checkpoints = resume, Checkpoints(folder.checkpoints, folder.plan_digest)
-        self.pace, self.said = _Pace(), ""
+        self.pace, self.said, self.until = _Pace(), "", until
         self._open = contextlib.ExitStack()
         self._open.callback(self.checkpoints.close)
         if ready.environments is not None:
@@ -136,7 +150,18 @@ class Desk(Bystander):
         if self.plan.evaluates_at(step):
             self._evaluate(states, step)
         if self.plan.saves_at(step):
-            self.checkpoints.save(step, states)
+            self.save(step, states)
+
+    def late(self, left: int) -> bool:
+        """Whether `left` more updates, at the rate so far, would end after the time is up."""
+        if self.until is None:
+            return False
+        needed = left / self.pace.rate if self.pace.rate else 0.0
+        return time.monotonic() + needed > self.until
+
+    def save(self, step: int, states: Any) -> None:
+        """Write a checkpoint, in the background."""
+        self.checkpoints.save(step, states)
 
     def finish(self, states: Any) -> dict[str, Any]:
         """Write the final policy, critic, scores and pictures; the last evaluation is the score."""

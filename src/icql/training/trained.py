@@ -302,6 +302,11 @@ class TrainedCritic:
         critics, s, a, context = self._inputs(states, actions, which)
         return np.asarray(critics.at(s, context)(a).min(0))
 
+    def every_q(self, states: ArrayLike, actions: ArrayLike) -> NDArray[np.float32]:
+        """What `q` says for every member, in one program and of the same contexts: (members, B)."""
+        _, s, a, context = self._inputs(states, actions, {})
+        return np.asarray(_every_q(self.critics, s, a, context))
+
     def trace(
         self, states: ArrayLike, actions: ArrayLike, **which: Unpack[Which]
     ) -> NDArray[np.float32]:
@@ -373,6 +378,11 @@ class TrainedCritic:
             context = unpack(packed, self.data.observation_dim, self.data.action_dim)
         a = jnp.asarray(np.asarray(actions, np.float32))
         return critics, jnp.asarray(n.states(s)), a, context
+
+
+@eqx.filter_jit
+def _every_q(critics: Critics, s: Any, a: Any, context: Any) -> Any:
+    return eqx.filter_vmap(lambda own: own.at(s, context)(a).min(0))(critics)
 
 
 def load_alarm(run: str | Path, *, rate: float = 0.05, dataset: str | Path | None = None) -> Alarm:

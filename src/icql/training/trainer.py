@@ -19,7 +19,7 @@ from icql.data.arrays import memory_limit, moments
 from icql.data.datasets import examine, is_store
 from icql.data.tasks import Task, get_task
 from icql.data.transitions import Transitions
-from icql.errors import UserError
+from icql.errors import OutOfTime, UserError
 from icql.evaluation.rollout import EnvPool
 from icql.files import check_writable, default_cache_dir
 from icql.graph.logged import Comparison, compare_rows
@@ -51,13 +51,18 @@ def run_training(
     memory: int | None = None,
     devices: int | None = None,
     given: Collection[str] = (),
+    until: float | None = None,
 ) -> dict[str, Any]:
     """Train as planned; returns what `result.json` says. With `resume`, go on where it stopped.
 
     `memory` is what the data may take (see `icql.training.stream`), `devices` how many train (see
     `icql.training.loop`); they decide no outcome. `given` are the settings that were asked for by
-    name, which the data does not decide (`icql.training.choose`). In a group of processes only the
-    first has a folder and a result; the others return what was trained.
+    name, which the data does not decide (`icql.training.choose`). `until` is when to stop, by the
+    clock `time.monotonic`: at the last mark that fits, with a checkpoint. In a group of processes
+    only the first has a folder and a result; the others return what was trained.
+
+    Raises:
+        OutOfTime: the time was up; resumed, the run ends as one that was never stopped.
     """
     join_group()
     if not is_first():
@@ -72,6 +77,7 @@ def run_training(
             memory=memory,
             devices=devices,
             given=given,
+            until=until,
         )
 
 
@@ -85,6 +91,7 @@ def _run(
     memory: int | None,
     devices: int | None,
     given: Collection[str],
+    until: float | None,
 ) -> dict[str, Any]:
     """As `run_training`; the folder stays owned, once it is there, until `owning` is closed."""
     with stopping_together():
@@ -123,7 +130,7 @@ def _run(
         if (space := space_of(ready.neighbours)) is not None and not folder.space_path.exists():
             write_fitted(folder.space_path, space.fitted)
         display.say(f"run: {out}")
-        desk = Desk(ready, folder, display, resume=resume)
+        desk = Desk(ready, folder, display, resume=resume, until=until)
     with contextlib.closing(desk):
         return desk.finish(drive(plan, ready.loop, states, desk))
 
@@ -149,6 +156,11 @@ def drive(plan: Plan, loop: Loop, states: Any, desk: Bystander) -> Any:
             desk.note(step, updates, time.perf_counter() - begin, means)
         looks = plan.evaluates_at(step) or plan.saves_at(step)
         desk.mark(step, loop.gather(states) if looks else None)
+        # only at marks, after which metrics begin anew: a stop leaves no trace in what follows
+        left = plan.next_mark(step) - step
+        if left > 0 and agree(int(desk.late(left))):
+            desk.save(step, loop.gather(states))
+            raise OutOfTime(f"the time was up after update {step:,}")
     return loop.gather(states)
 
 

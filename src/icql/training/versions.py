@@ -20,9 +20,10 @@ def versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "absent"
-    device = jax.devices()[0]
+    device, libc = jax.devices()[0], platform.libc_ver()
     return {
         **found,
-        "platform": platform.platform(),
+        # the kind of machine: results are shared, and its kernel is nobody's business
+        "platform": " ".join(filter(None, (platform.system(), platform.machine(), *libc))),
         "device": f"{device.platform}: {device.device_kind}",
     }

@@ -1,0 +1,98 @@
+"""A table as one picture (SVG) for a README: our intervals beside the published numbers."""
+
+from __future__ import annotations
+
+from html import escape
+
+from icql.bench.report import Report, Table, TableCell
+from icql.bench.svg import Scale, colour, ticks
+
+WIDTH, COLUMNS, ROW, HEAD, FOOT, NAME = 400, 2, 20, 26, 34, 120
+# a picture in a page is light or dark as its reader likes it
+STYLE = (
+    "text{font:11px system-ui,sans-serif;fill:#5d6673}.task{font-weight:600;fill:#1c1f24}"
+    ".grid{stroke:#d8dde3}.number{fill:none;stroke:#1c1f24;stroke-width:1.4}"
+    "@media (prefers-color-scheme:dark){text{fill:#9aa4b0}.task{fill:#e6e9ed}"
+    ".grid{stroke:#343b44}.number{stroke:#e6e9ed}}"
+)
+
+
+def picture(report: Report) -> str:
+    """The first table: a panel for each task, a row for each method."""
+    table = next((table for table in report.tables if table.scores), None)
+    panels = [] if table is None else [_panel(table, task) for task in table.tasks]
+    tall = max((height for _, height in panels), default=0)
+    lines = -(-len(panels) // COLUMNS)
+    parts = [
+        f'<g transform="translate({WIDTH * (i % COLUMNS)} {tall * (i // COLUMNS)})">{drawn}</g>'
+        for i, (drawn, _) in enumerate(panels)
+    ]
+    width, height = WIDTH * min(COLUMNS, max(1, len(panels))), tall * lines + FOOT
+    said = ["No scores yet."]
+    if table is not None:
+        said = [
+            table.caption,
+            "Bars: 95 % intervals; pale: short, fewer updates than the preset's. Diamonds: the "
+            "first published number.",
+        ]
+    words = "".join(
+        f'<text x="8" y="{height - FOOT + 14 + 14 * i}">{escape(line)}</text>'
+        for i, line in enumerate(said)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'role="img" aria-label="Scores of every method on every task"><style>{STYLE}</style>'
+        f"{''.join(parts)}{words}</svg>\n"
+    )
+
+
+def _panel(table: Table, task: str) -> tuple[str, int]:
+    """One task, and its height."""
+    rows = [
+        (number, name, cell)
+        for number, (row, name) in enumerate(table.rows)
+        if (cell := table.cells.get((row, task))) is not None and cell.summary is not None
+    ]
+    reach = [x for _, _, cell in rows for x in _reach(cell)]
+    low, high = min(0.0, *reach), max(1.0, *reach)
+    left, right, bottom = NAME, WIDTH - 16, HEAD + ROW * len(rows)
+
+    def at(score: float) -> float:
+        return left + (score - low) / (high - low) * (right - left)
+
+    parts = [f'<text class="task" x="8" y="16">{escape(task)}</text>']
+    for tick in ticks(low, high):
+        parts.append(
+            f'<line class="grid" x1="{at(tick):.1f}" x2="{at(tick):.1f}" y1="{HEAD}" '
+            f'y2="{bottom}"/><text x="{at(tick):.1f}" y="{bottom + 13}" text-anchor="middle">'
+            f"{tick:g}</text>"
+        )
+    for place, (number, name, cell) in enumerate(rows):
+        y = HEAD + ROW * place + ROW / 2
+        parts.append(f'<text x="{left - 6}" y="{y + 4:g}" text-anchor="end">{escape(name)}</text>')
+        parts += _marks(cell, number, y, at)
+    return "".join(parts), bottom + 26
+
+
+def _marks(cell: TableCell, number: int, y: float, at: Scale) -> list[str]:
+    assert cell.summary is not None
+    mean, half = cell.summary["mean"], cell.half or 0.0
+    hue, pale = colour(number), 0.4 if cell.short else 1.0
+    drawn = [
+        f'<g fill="{hue}" opacity="{pale:g}"><rect x="{at(mean - half):.1f}" y="{y - 4:g}" '
+        f'width="{max(1.0, at(mean + half) - at(mean - half)):.1f}" height="8" rx="2" '
+        f'opacity="0.45"/><circle cx="{at(mean):.1f}" cy="{y:g}" r="4"/></g>'
+    ]
+    for one in cell.published[:1]:
+        x = at(one.mean)
+        drawn.append(
+            f'<path class="number" d="M{x:.1f} {y - 5:g}l5 5l-5 5l-5 -5z">'
+            f"<title>{escape(one.source)} {one.mean:.1f}</title></path>"
+        )
+    return drawn
+
+
+def _reach(cell: TableCell) -> list[float]:
+    assert cell.summary is not None
+    mean, half = cell.summary["mean"], cell.half or 0.0
+    return [mean - half, mean + half, *(one.mean for one in cell.published[:1])]

@@ -208,9 +208,7 @@ class Subject:
         assert self.alarm is not None
         if rows is None:
             return self.alarm(states).distance
-        finder = self.alarm.retriever
-        others = finder.left_out(states, rows, rule="episode")
-        return np.asarray(finder.nearest(states, others)[1][:, 0], np.float64)
+        return self.alarm.logged(states, rows)
 
 
 def _by_block(ask: Callable[..., Any], *arrays: Any) -> NDArray[Any]:

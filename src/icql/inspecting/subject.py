@@ -144,7 +144,7 @@ class Subject:
         }
         if self._layered:
             assert isinstance(self.critic, TrainedCritic)
-            found["trace"] = np.asarray(self.critic.trace(states, chosen)).T
+            found["trace"] = np.asarray(self.critic.trace(states, chosen, contexts=near)).T
         return found
 
     def _near(

@@ -16,6 +16,7 @@ from icql.progress import Display
 from icql.settings.change import names_of, override
 from icql.settings.grid import Grid
 from icql.settings.judge import JudgeSettings
+from icql.training.callbacks import Callback
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from icql.training.trained import load_alarm, load_critic, load_policy
 
 __all__ = [
+    "Callback",
     "Task",
     "Transitions",
     "UserError",
@@ -84,6 +86,7 @@ def train(
     memory: str | int | None = None,
     devices: int | None = None,
     grid: Grid | None = None,
+    callbacks: Sequence[Callback] = (),
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Train a policy from logged data and return what `result.json` says.
@@ -113,6 +116,8 @@ def train(
             (`icql.training.processes`). The result is that of one, up to rounding.
         grid: settings to vary, each by its dotted name with its values: {"beta": [1, 3, 10]}. Every
             combination is trained with every seed, side by side in one program.
+        callbacks: who is told the beginning, every row of metrics and the end, besides TensorBoard:
+            subclasses of `icql.Callback` (`icql.training.callbacks` has W&B and trackio).
         quiet: show nothing on standard error.
     """
     from icql.training.trainer import run_training
@@ -140,6 +145,7 @@ def train(
         memory=None if memory is None else read_size(memory),
         devices=devices,
         given={*names_of(settings or {}), *(run or {}), *lengths},
+        callbacks=callbacks,
     )
 
 

@@ -26,6 +26,7 @@ from icql.nn.policies import Standardised
 from icql.progress import Display
 from icql.retrieval import Neighbours
 from icql.settings.grid import Member
+from icql.training.callbacks import Callback
 from icql.training.checkpoints import Checkpoints
 from icql.training.device import Normaliser
 from icql.training.loop import Loop
@@ -82,8 +83,15 @@ class Desk(Bystander):
     """Keeps the run folder and shows how training goes."""
 
     def __init__(
-        self, ready: Prepared, folder: RunFolder, display: Display, *, resume: bool
+        self,
+        ready: Prepared,
+        folder: RunFolder,
+        display: Display,
+        *,
+        resume: bool,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
+        self.callbacks = callbacks
         self.ready, self.folder, self.display = ready, folder, display
         self.plan, self.loop, self.members = ready.plan, ready.loop, ready.plan.members
         self.watch = Watch(self.loop.algorithm, self.members)
@@ -105,7 +113,7 @@ class Desk(Bystander):
             step, states = self.checkpoints.newest(states, self.display.say)
         if step:
             self.display.say(f"resuming at update {step:,}")
-        self.log = MetricLog(self.folder, self.members, step)
+        self.log = MetricLog(self.folder, self.members, step, self.callbacks)
         self._open.callback(self.log.close)
         work = self.display.work("training", self.plan.run.steps, step)
         self.work = self._open.enter_context(work)
@@ -176,6 +184,7 @@ class Desk(Bystander):
         }
         write_json(self.folder.result_path, result)
         draw_run(self.folder, self.ready.data, self.ready.neighbours)
+        self.log.finish(result)
         return result
 
     def _drawn(self) -> dict[str, Any] | None:

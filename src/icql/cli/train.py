@@ -163,6 +163,7 @@ class Train(Options, Generic[S]):
                 self.say(f"data        {logged:.1f} (mean score of the logged episodes)")
         self.say(f"plots       {result['run']}/plots")
         what = "judge RUN" if result["task"] is None else "evaluate RUN --episodes 20"
+        self.say(f"look        icql inspect {result['run']}")
         self.say(f"next        icql {what.replace('RUN', result['run'])}")
 
 

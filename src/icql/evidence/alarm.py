@@ -20,11 +20,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from icql.data.transitions import Transitions
 from icql.errors import UserError
+from icql.evidence.stillness import Stillness, fit_stillness
 from icql.files import default_cache_dir
+from icql.pages import note
 from icql.retrieval import ContextSettings, Retriever, Space, find_space
 from icql.settings.contexts import SpaceName
 
 SCORED = 20_000  # logged states at most that the limit is found on
+TOLD = 10  # states that a notebook shows
 SEED = 0  # of which
 KEPT_SEED = 1  # of the states that are kept: drawn apart from those that are scored
 
@@ -38,6 +41,18 @@ class Rings:
     limit: float  # above which it rings
     row: NDArray[np.integer]  # (B,) of the nearest logged state
 
+    def _repr_html_(self) -> str:
+        """In a notebook: how often it rings, and the states that are farthest."""
+        count, ringing = len(self.rings), int(self.rings.sum())
+        title = "the alarm is silent" if not ringing else f"the alarm rings at {ringing:,}"
+        lines = [f"{count:,} states; it rings beyond {self.limit:.4g}"]
+        first = np.argsort(-self.distance, kind="stable")[:TOLD]
+        rows = [
+            (int(i), float(self.distance[i]), "rings" if self.rings[i] else "silent", self.row[i])
+            for i in first
+        ]
+        return note(title, lines, ("state", "distance", "alarm", "nearest logged row"), rows)
+
 
 @dataclass(frozen=True)
 class Alarm:
@@ -49,6 +64,7 @@ class Alarm:
     kept: NDArray[np.integer]  # their rows in the log
     scored: NDArray[np.integer]  # rows that the limit was found on, ascending
     scores: NDArray[np.float64]  # how far each of them is from the nearest of other episodes
+    stillness: Stillness  # how long columns may stay as they are
 
     def __call__(self, states: ArrayLike) -> Rings:
         """Ask about states (B, obs) in the units of the log; a sensor that is NaN is an error."""
@@ -59,6 +75,13 @@ class Alarm:
         rows, away = self.retriever(batch)
         distance = away[:, 0].astype(np.float64)
         return Rings(distance > self.limit, distance, self.limit, self.kept[rows[:, 0]])
+
+    def stuck(self, states: ArrayLike) -> NDArray[np.bool_]:
+        """Which sensors have stood still for too long at each of an episode's states so far.
+
+        (T, obs), in order: what no single state can show (`icql.evidence.stillness`).
+        """
+        return self.stillness(states)
 
     def logged(
         self, states: NDArray[np.floating], rows: NDArray[np.integer]
@@ -119,7 +142,8 @@ def fit_alarm(
             where="rate",
             fix=f"Ask for at least {1 / (len(scores) + 1):.2g}.",
         )
-    return Alarm(retriever, float(scores[place - 1]), rate, kept, scored, of_scored)
+    still = fit_stillness(data, rate=rate)
+    return Alarm(retriever, float(scores[place - 1]), rate, kept, scored, of_scored, still)
 
 
 def _scores(

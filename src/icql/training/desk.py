@@ -32,6 +32,7 @@ from icql.training.device import Normaliser
 from icql.training.loop import Loop
 from icql.training.plan import Plan
 from icql.training.plots import draw_run
+from icql.training.readme import write_readme
 from icql.training.run_folder import MetricLog, RunFolder
 from icql.training.unmoved import unmoved
 from icql.training.vary import vary
@@ -184,6 +185,7 @@ class Desk(Bystander):
         }
         write_json(self.folder.result_path, result)
         draw_run(self.folder, self.ready.data, self.ready.neighbours)
+        write_readme(self.folder, result)
         self.log.finish(result)
         return result
 

@@ -13,6 +13,8 @@ result.json            final scores, apart from the best seen; per-episode retur
 lock                   who trains in it now; nobody, where no process holds it
 judge.json             what `icql judge` last said of the policies, if it was asked
 plots/                 pictures
+inspect.html           a page to look at, if `icql inspect RUN --page` wrote it
+README.md              what this is and what can be done with it
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class RunFolder:
         self.graph_path = path / "graph.safetensors"
         self.result_path = path / "result.json"
         self.judge_path = path / "judge.json"
+        self.page_path = path / "inspect.html"
+        self.readme_path = path / "README.md"
         self.plots = path / "plots"
         self.checkpoints = path / "checkpoints"
 

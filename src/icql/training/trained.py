@@ -433,14 +433,15 @@ def _parts(member: Any, s: Any, a: Any, context: Any) -> tuple[Doubles, Doubles]
     """Influences and priors of one critic."""
     module = member.module
     if isinstance(module, Ridge):
-        found = _ridge_features(member, s, a, context)
-        return ridge_parts(*found, float(module.ridge), module.w0)
+        phi, y, query = _ridge_features(member, s, a, context)
+        return ridge_parts(phi, y, query, float(module.ridge), module.w0)
     if not isinstance(module, LinearTransformer):
         raise UserError(
             "only the linear module and ridge fall apart into parts.", where="local.module"
         )
-    found = _linear_features(member, s, a, context)
-    return linear_parts(*found, module.preconditioners, module.w0, member.discount)
+    phi, phi_next, r, mask, query = _linear_features(member, s, a, context)
+    c, w0 = module.preconditioners, module.w0
+    return linear_parts(phi, phi_next, r, mask, query, c, w0, member.discount)
 
 
 def _opened(run: str | Path) -> tuple[RunFolder, Plan, Algorithm[Any]]:

@@ -64,7 +64,7 @@ class Options:
 
 def main() -> None:
     asked = tyro.cli(Options)
-    setattr(trainer, "build_neighbours", any_rows)  # noqa: B010: mypy knows a name of its own
+    vars(trainer)["build_neighbours"] = any_rows
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         data = asked.dataset or str(make_log(folder / "log.npz", asked))

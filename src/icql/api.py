@@ -175,10 +175,10 @@ def judge(
         interval, `effective_sample_size`, and `methods`, `held_out` and `far` with the details
         (docs/judging.md).
     """
-    from icql.judging.notebook import Report
+    from icql.judging.notebook import Judged
     from icql.judging.runs import judge_run
 
-    return Report(
+    return Judged(
         judge_run(
             run,
             against=against,

@@ -10,7 +10,7 @@ import pytest
 from evidence.test_alarm import walks
 from icql.evidence.alarm import fit_alarm
 from icql.evidence.behind import gather
-from icql.judging.notebook import Choice, Report
+from icql.judging.notebook import Choice, Judged
 from icql.pages import note
 
 EVIL = "<script>alert(1)</script>"
@@ -77,7 +77,7 @@ def test_alarm():
     assert "the alarm is silent" in alarm(log.states[:2])._repr_html_()
 
 
-def report(**changes) -> Report:
+def report(**changes) -> Judged:
     fqe = {"estimate": 2.0, "interval": [1.0, 3.0]}
     importance = {"estimate": None, "interval": None}
     plain = {
@@ -93,7 +93,7 @@ def report(**changes) -> Report:
         "behaviour": 0.5,
         "methods": {"fqe": fqe, "importance": importance},
     }
-    return Report({**plain, **changes})
+    return Judged({**plain, **changes})
 
 
 def test_verdict():

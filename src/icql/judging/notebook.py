@@ -15,7 +15,7 @@ METHODS = {
 }
 
 
-class Report(dict[str, Any]):
+class Judged(dict[str, Any]):
     """What `icql.judge` says of one run."""
 
     def _repr_html_(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import socket
@@ -45,6 +46,11 @@ class Page:
             ("Emulation.setEmulatedMedia", liked),
         ):
             _ask(f"{self._session}/goog/cdp/execute", {"cmd": command, "params": given})
+
+    def picture(self) -> bytes:
+        """What the window shows, as PNG."""
+        with urllib.request.urlopen(f"{self._session}/screenshot", timeout=60) as answer:
+            return base64.b64decode(json.load(answer)["value"])
 
     def complaints(self) -> list[str]:
         """What the console holds: errors of scripts, files that were not found."""

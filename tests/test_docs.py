@@ -41,11 +41,13 @@ def test_python_examples_of_the_readme_run(tmp_path, monkeypatch):
 def test_the_example_of_the_page_on_evidence_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "evidence.md").read_text()
-    (code,) = blocks(page, "python")
+    code, callback = blocks(page, "python")
     names: dict[str, object] = {}
     exec(compile(code, "evidence.md", "exec"), names)
     assert "influence" in capsys.readouterr().out
     assert names["rings"].all()
+    exec(compile(callback, "evidence.md", "exec"), {})
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["5", "10"]
     for name, few in {"MAPPED": 500, "KEPT": 50, "EPISODES": 3, "EPISODE_ROWS": 300}.items():
         monkeypatch.setattr(view, name, few)  # the page itself is tested where it is made
     for line in "".join(blocks(page, "bash")).splitlines():

@@ -16,6 +16,7 @@ from icql.progress import Display
 from icql.settings.change import names_of, override
 from icql.settings.grid import Grid
 from icql.settings.judge import JudgeSettings
+from icql.training.callbacks import Callback
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from icql.training.trained import load_alarm, load_critic, load_policy
 
 __all__ = [
+    "Callback",
     "Task",
     "Transitions",
     "UserError",
@@ -84,6 +86,7 @@ def train(
     memory: str | int | None = None,
     devices: int | None = None,
     grid: Grid | None = None,
+    callbacks: Sequence[Callback] = (),
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Train a policy from logged data and return what `result.json` says.
@@ -113,6 +116,8 @@ def train(
             (`icql.training.processes`). The result is that of one, up to rounding.
         grid: settings to vary, each by its dotted name with its values: {"beta": [1, 3, 10]}. Every
             combination is trained with every seed, side by side in one program.
+        callbacks: who is told the beginning, every row of metrics and the end, besides TensorBoard:
+            subclasses of `icql.Callback` (`icql.training.callbacks` has W&B and trackio).
         quiet: show nothing on standard error.
     """
     from icql.training.trainer import run_training
@@ -140,6 +145,7 @@ def train(
         memory=None if memory is None else read_size(memory),
         devices=devices,
         given={*names_of(settings or {}), *(run or {}), *lengths},
+        callbacks=callbacks,
     )
 
 
@@ -169,15 +175,18 @@ def judge(
         interval, `effective_sample_size`, and `methods`, `held_out` and `far` with the details
         (docs/judging.md).
     """
+    from icql.judging.notebook import Judged
     from icql.judging.runs import judge_run
 
-    return judge_run(
-        run,
-        against=against,
-        dataset=dataset,
-        discount=discount,
-        settings=override(JudgeSettings(), settings or {}),
-        display=Display(quiet=quiet),
+    return Judged(
+        judge_run(
+            run,
+            against=against,
+            dataset=dataset,
+            discount=discount,
+            settings=override(JudgeSettings(), settings or {}),
+            display=Display(quiet=quiet),
+        )
     )
 
 
@@ -185,9 +194,10 @@ def inspect(
     run: str | Path,
     against: str | Path | None = None,
     *,
-    out: str | Path,
+    out: str | Path | None = None,
     dataset: str | Path | None = None,
     rate: float = 0.05,
+    member: int = 0,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Write a page to look at: the map of logged states, and what stands behind each value.
@@ -197,9 +207,10 @@ def inspect(
     Args:
         run: folder of a finished run.
         against: another run on the same data, to see side by side.
-        out: the file to write, `….html`.
+        out: the file to write, `….html`; by default `inspect.html` in the run folder.
         dataset: where the data is now, if not where it was when the run was made.
         rate: of the alarm's false alarms, in new episodes like the logged ones.
+        member: which of the seeds and combinations of settings, counted from 0.
         quiet: show nothing on standard error.
 
     Returns:
@@ -208,10 +219,12 @@ def inspect(
     from icql.inspecting.view import View
     from icql.inspecting.webpage import check_out, write_page
 
-    check_out(Path(out))
+    page = RunFolder.open(run).page_path if out is None else Path(out)
+    check_out(page)
     runs = [run] if against is None else [run, against]
-    view = View(runs, dataset=dataset, rate=rate, display=Display(quiet=quiet))
-    return write_page(view, Path(out))
+    display = Display(quiet=quiet)
+    view = View(runs, dataset=dataset, rate=rate, display=display, member=member)
+    return write_page(view, page)
 
 
 def select(
@@ -228,12 +241,15 @@ def select(
         `winner`, whether it is `shown` to be better than every other one, `reasons`, and
         `candidates`, each as :func:`judge` reports it.
     """
+    from icql.judging.notebook import Choice
     from icql.judging.runs import select_run
 
-    return select_run(
-        [runs] if isinstance(runs, str | Path) else list(runs),
-        dataset=dataset,
-        discount=discount,
-        settings=override(JudgeSettings(), settings or {}),
-        display=Display(quiet=quiet),
+    return Choice(
+        select_run(
+            [runs] if isinstance(runs, str | Path) else list(runs),
+            dataset=dataset,
+            discount=discount,
+            settings=override(JudgeSettings(), settings or {}),
+            display=Display(quiet=quiet),
+        )
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from typing import Any
@@ -35,6 +36,29 @@ def document(
         f"<title>{escape(title)}</title><style>{style}</style></head>\n"
         f"<body>{body}{held if data is not None else ''}<script>{script}</script></body></html>\n"
     )
+
+
+def note(
+    title: str, lines: Sequence[str], head: Sequence[str] = (), rows: Sequence[Sequence[Any]] = ()
+) -> str:
+    """A few lines and a table as HTML for a notebook, which has a style of its own.
+
+    All words are escaped; numbers are rounded to four digits.
+    """
+    said = "".join(f"<div>{escape(line)}</div>" for line in lines)
+    table = ""
+    if rows:
+        top = "".join(f"<th>{escape(name)}</th>" for name in head)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(_cell(value))}</td>" for value in row) + "</tr>"
+            for row in rows
+        )
+        table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div><strong>{escape(title)}</strong>{said}{table}</div>"
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def only(style: str, script: str, *more: str) -> str:

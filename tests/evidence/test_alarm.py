@@ -88,6 +88,9 @@ def test_the_alarm_of_a_run(tmp_path):
     data = icql.load_dataset(str(path))
     assert not alarm(data.states[:50]).rings.any()
     assert alarm(100 + data.states[:50]).rings.all()
+    still = np.repeat(data.states[:1], 30, axis=0)
+    assert not alarm.stuck(data.states[data.episode == 0]).any()
+    assert alarm.stuck(still)[-1].all()  # no sensor of a pendulum stands still
 
 
 def test_a_part_of_the_states_keeps_the_rate_with_a_limit_of_its_own():

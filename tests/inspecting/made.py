@@ -51,11 +51,12 @@ def write_log(path: Path, seed: int = 0) -> Path:
     return path
 
 
-def train(algo: str, log: Path, out: Path) -> Path:
+def train(algo: str, log: Path, out: Path, seeds: int = 1) -> Path:
     icql.train(
         algo,
         dataset=str(log),
         steps=2,
+        seeds=seeds,
         out=out,
         settings=SMALL[algo],
         run={"episodes": 0},

@@ -86,6 +86,26 @@ def test_an_episode_in_time(runs):
     assert [c["name"] for c in view.head()["columns"]] == list(COLUMNS)
 
 
+def test_any_member_is_shown(log, tmp_path):
+    out = train("icql", log, tmp_path / "two", seeds=2)
+    policy, critic = icql.load_policy(out), icql.load_critic(out)
+    rows = np.array([3, 77])
+    for member in (0, 1):
+        view = View([out], dataset=None, rate=0.05, display=Display(quiet=True), member=member)
+        states = np.asarray(view.data.states[rows])
+        _, own = view.details(states, rows)
+        np.testing.assert_allclose(own["action"], policy.act(states, seed=member), rtol=1e-5)
+        chosen = policy.act(states, normalised=True, seed=member)
+        why = critic.evidence(states, chosen, seed=member)
+        np.testing.assert_allclose(own["value"], why.value)
+        np.testing.assert_allclose(
+            own["trace"], critic.trace(states, chosen, seed=member).T, rtol=1e-4, atol=1e-6
+        )
+        assert f"seed {member}" in view.head()["runs"][0]["notes"][0]
+    with pytest.raises(UserError, match=r"no member 2; there are 0: seed 0; 1: seed 1"):
+        View([out], dataset=None, rate=0.05, display=Display(quiet=True), member=2)
+
+
 def test_two_runs_need_the_same_data(runs, tmp_path):
     both = view_of(runs["icql"], runs["bc"])
     assert len(both.row(3)["runs"]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -82,6 +83,21 @@ def test_the_file_works_in_a_browser(runs, tmp_path):
         assert page.run(drawn) > 20
         assert page.run("return document.documentElement.scrollWidth <= innerWidth")
         assert page.complaints() == []
+
+
+def test_the_page_of_a_run_folder_is_linked_from_its_readme(runs, tmp_path, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(runs["bc"], out)
+    assert main(["inspect", str(out), "--page"]) == 0
+    assert (out / "inspect.html").is_file()
+    told = (out / "README.md").read_text(encoding="utf-8")
+    assert "[inspect.html](inspect.html)" in told
+    for file in re.findall(r"\]\(([^)]*)\)", told):
+        assert (out / file).exists()
+    assert "`bc` on `log.csv`" in told
+    assert str(tmp_path.parent) not in told
+    (out / "inspect.html").unlink()
+    assert icql.inspect(out, quiet=True)["page"] == str(out / "inspect.html")
 
 
 @pytest.mark.parametrize("name", ["page.txt", "there.html"])

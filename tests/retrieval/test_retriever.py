@@ -116,6 +116,7 @@ def test_only_what_is_short_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> N
         return real(self, queries, k, progress)
 
     monkeypatch.setattr(retriever_module.Nearest, "__call__", counted)
+    monkeypatch.setattr(retriever_module, "SCANNED", 0)  # not by one pass (test_scan.py)
     data = transitions(gaits(3000))  # episodes of 30 rows
     settings = ContextSettings(k=4, exclude="episode")
     Retriever(data.states, None, settings, episode=data.episode)(data.states, rows=np.arange(3000))

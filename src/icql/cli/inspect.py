@@ -5,12 +5,17 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
-from icql.cli.options import Options, Result
+from icql.cli.options import Flag, Options, Result
 from icql.errors import UserError
 from icql.progress import Display
+from icql.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from icql.inspecting.view import View
 
 NEEDED = "starlette and uvicorn are needed to serve the page."
 INSTALL = "pip install 'icql[serve]', or write a file with --out page.html."
@@ -32,6 +37,10 @@ class Inspect(Options):
     """Another run on the same data, to see side by side."""
     out: Path | None = None
     """Write one file instead of serving, e.g. page.html."""
+    page: Flag = False
+    """Write that file into the run folder: inspect.html, which its README.md links."""
+    member: int = 0
+    """Which of the seeds and combinations of settings, counted from 0."""
     port: int = 8001
     """Port; 0 for any that is free."""
     dataset: str | None = None
@@ -42,18 +51,22 @@ class Inspect(Options):
     def execute(self) -> Result:
         """Write or serve."""
         runs = [self.run] if self.against is None else [self.run, self.against]
-        return self._write(runs) if self.out is not None else self._serve(runs)
+        if self.out is not None:
+            return self._write(runs, self.out)
+        return (
+            self._write(runs, RunFolder.open(self.run).page_path)
+            if self.page
+            else self._serve(runs)
+        )
 
-    def _write(self, runs: list[Path]) -> Result:
-        from icql.inspecting.view import View
+    def _write(self, runs: list[Path], out: Path) -> Result:
         from icql.inspecting.webpage import check_out, write_page
 
-        assert self.out is not None
-        check_out(self.out)
-        view = View(runs, dataset=self.dataset, rate=self.rate, display=Display())
-        result = write_page(view, self.out)
+        check_out(out)
+        view = self._view(runs)
+        result = write_page(view, out)
         self.say(
-            f"{self.out}: {result['bytes'] / 1e6:.1f} MB, {result['points']:,} of "
+            f"{out}: {result['bytes'] / 1e6:.1f} MB, {result['points']:,} of "
             f"{result['transitions']:,} states on the map, evidence of {result['states']:,}, "
             f"{result['episodes']:,} episodes"
         )
@@ -65,14 +78,19 @@ class Inspect(Options):
             from icql.serving.server import listen
         except ModuleNotFoundError as error:
             raise UserError(NEEDED, where="icql inspect", fix=INSTALL) from error
-        from icql.inspecting.view import View
-
         listening = listen("127.0.0.1", self.port)  # a port that is taken is told at once
         with listening:
-            view = View(runs, dataset=self.dataset, rate=self.rate, display=Display())
+            view = self._view(runs)
             served = serve_view(view, listening, self._begun)
         self.say(f"answered {served.requests:,} requests; refused {served.refused:,}")
         return {"requests": served.requests, "refused": served.refused}
+
+    def _view(self, runs: list[Path]) -> View:
+        from icql.inspecting.view import View
+
+        return View(
+            runs, dataset=self.dataset, rate=self.rate, display=Display(), member=self.member
+        )
 
     def _begun(self, address: str) -> None:
         print(f"serving {self.run} at {address} (Ctrl-C ends it)", file=sys.stderr, flush=True)

@@ -21,6 +21,7 @@ from icql.errors import UserError
 from icql.progress import Display
 from icql.settings.grid import read_grid, say_settings
 from icql.settings.run import RunSettings
+from icql.training.callbacks import LogName, make_logger
 from icql.training.plan import AUTO, Plan
 from icql.training.run_folder import RunFolder
 
@@ -71,6 +72,9 @@ class Train(Options, Generic[S]):
     grid: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """A setting to vary, e.g. --grid beta=1,3,10; may be given again for another. Every combination
     is trained with every seed, side by side in one program."""
+    log: LogName = "tensorboard"
+    """Who is told the metrics: TensorBoard always, in the run folder; wandb or trackio as well,
+    where the extra of that name is installed."""
     resume: Flag = False
     """Go on with the run in --out, as it was started; --steps may be more, --dataset moved."""
     run: Annotated[RunSettings, tyro.conf.arg(name="")] = field(default_factory=RunSettings)
@@ -118,6 +122,8 @@ class Train(Options, Generic[S]):
         out = self.out or plan.default_out()
         memory = None if self.memory is None else read_size(self.memory, where="--memory")
 
+        callbacks = make_logger(self.log)  # what is not installed is told at once
+
         from icql.training.trainer import run_training
 
         try:
@@ -130,6 +136,7 @@ class Train(Options, Generic[S]):
                     memory=memory,
                     devices=self.devices,
                     given=self.given,
+                    callbacks=callbacks,
                 )
         except KeyboardInterrupt as stop:
             begun = RunFolder(out).manifest_path.exists()
@@ -156,6 +163,7 @@ class Train(Options, Generic[S]):
                 self.say(f"data        {logged:.1f} (mean score of the logged episodes)")
         self.say(f"plots       {result['run']}/plots")
         what = "judge RUN" if result["task"] is None else "evaluate RUN --episodes 20"
+        self.say(f"look        icql inspect {result['run']}")
         self.say(f"next        icql {what.replace('RUN', result['run'])}")
 
 

@@ -13,18 +13,21 @@ limit is then that of this part: fewer states lie farther apart, and the rate st
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from icql.data.transitions import Transitions
 from icql.errors import UserError
+from icql.evidence.stillness import Stillness, fit_stillness
 from icql.files import default_cache_dir
+from icql.pages import note
 from icql.retrieval import ContextSettings, Retriever, Space, find_space
 from icql.settings.contexts import SpaceName
 
 SCORED = 20_000  # logged states at most that the limit is found on
+TOLD = 10  # states that a notebook shows
 SEED = 0  # of which
 KEPT_SEED = 1  # of the states that are kept: drawn apart from those that are scored
 
@@ -38,6 +41,18 @@ class Rings:
     limit: float  # above which it rings
     row: NDArray[np.integer]  # (B,) of the nearest logged state
 
+    def _repr_html_(self) -> str:
+        """In a notebook: how often it rings, and the states that are farthest."""
+        count, ringing = len(self.rings), int(self.rings.sum())
+        title = "the alarm is silent" if not ringing else f"the alarm rings at {ringing:,}"
+        lines = [f"{count:,} states; it rings beyond {self.limit:.4g}"]
+        first = np.argsort(-self.distance, kind="stable")[:TOLD]
+        rows = [
+            (int(i), float(self.distance[i]), "rings" if self.rings[i] else "silent", self.row[i])
+            for i in first
+        ]
+        return note(title, lines, ("state", "distance", "alarm", "nearest logged row"), rows)
+
 
 @dataclass(frozen=True)
 class Alarm:
@@ -47,6 +62,9 @@ class Alarm:
     limit: float
     rate: float
     kept: NDArray[np.integer]  # their rows in the log
+    scored: NDArray[np.integer]  # rows that the limit was found on, ascending
+    scores: NDArray[np.float64]  # how far each of them is from the nearest of other episodes
+    stillness: Stillness  # how long columns may stay as they are
 
     def __call__(self, states: ArrayLike) -> Rings:
         """Ask about states (B, obs) in the units of the log; a sensor that is NaN is an error."""
@@ -57,6 +75,29 @@ class Alarm:
         rows, away = self.retriever(batch)
         distance = away[:, 0].astype(np.float64)
         return Rings(distance > self.limit, distance, self.limit, self.kept[rows[:, 0]])
+
+    def stuck(self, states: ArrayLike) -> NDArray[np.bool_]:
+        """Which sensors have stood still for too long at each of an episode's states so far.
+
+        (T, obs), in order: what no single state can show (`icql.evidence.stillness`).
+        """
+        return self.stillness(states)
+
+    def logged(
+        self, states: NDArray[np.floating], rows: NDArray[np.integer]
+    ) -> NDArray[np.float64]:
+        """How far logged states (B, obs), with their rows, are from those of other episodes.
+
+        Of an alarm that keeps every state; what the limit was found on is not measured again.
+        """
+        place = np.minimum(np.searchsorted(self.scored, rows), len(self.scored) - 1)
+        known = self.scored[place] == rows
+        found = self.scores[place].copy()
+        if not known.all():
+            asked, own = states[~known], rows[~known]
+            others = self.retriever.left_out(asked, own, rule="episode")
+            found[~known] = self.retriever.nearest(asked, others)[1][:, 0]
+        return found
 
 
 def fit_alarm(
@@ -90,7 +131,10 @@ def fit_alarm(
     # who asks for a part takes it elsewhere, where the search is exact
     context = ContextSettings(k=1, space=space, engine="auto" if states is None else "exact")
     found = find_space(data, context, cache_dir=default_cache_dir())
-    scores = np.sort(_scores(data, kept, found, replace(context, exclude="episode")))
+    retriever = _retriever(data, kept, found, context)
+    scored = some_rows(len(data), SCORED, SEED)
+    of_scored = _scores(data, kept, retriever, scored)
+    scores = np.sort(of_scored)
     place = math.ceil((len(scores) + 1) * (1 - rate))  # conformal: the new state is one more
     if place > len(scores):
         raise UserError(
@@ -98,21 +142,24 @@ def fit_alarm(
             where="rate",
             fix=f"Ask for at least {1 / (len(scores) + 1):.2g}.",
         )
-    retriever = _retriever(data, kept, found, context)
-    return Alarm(retriever, float(scores[place - 1]), rate, kept)
+    still = fit_stillness(data, rate=rate)
+    return Alarm(retriever, float(scores[place - 1]), rate, kept, scored, of_scored, still)
 
 
 def _scores(
-    data: Transitions, kept: NDArray[np.integer], found: Space, context: ContextSettings
+    data: Transitions,
+    kept: NDArray[np.integer],
+    retriever: Retriever,
+    scored: NDArray[np.integer],
 ) -> NDArray[np.float64]:
     """How far logged states are from the nearest kept one of other episodes."""
-    others = _retriever(data, kept, found, context)
-    scored = some_rows(len(data), SCORED, SEED)
     episodes, first = np.unique(data.episode[kept], return_index=True)
     place = np.minimum(np.searchsorted(episodes, data.episode[scored]), len(episodes) - 1)
     # any kept row of a state's episode names it; -1 where none of it was kept
     own = np.where(episodes[place] == data.episode[scored], first[place], -1)
-    return others(np.asarray(data.states[scored]), rows=own)[1][:, 0]
+    states = np.asarray(data.states[scored])
+    others = retriever.left_out(states, own, rule="episode")
+    return np.asarray(retriever.nearest(states, others)[1][:, 0], np.float64)
 
 
 def _retriever(

@@ -21,10 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.data.transitions import Transitions
+from icql.pages import note
 
 Doubles = NDArray[np.float64]
 Rows = NDArray[np.integer]
 
+TOLD = 10  # rows that a notebook shows
 WITHIN = (0.05, 0.95)  # of the logged outcomes behind a value: where most of them lie
 
 
@@ -58,6 +60,23 @@ class Grounds:
                 f"{self.rows[i, j]:6d}  {self.episode[i, j]:7d}  {self.step[i, j]:4d}{told}"
             )
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Of the first pair, in a notebook; `said(i)` tells of another."""
+        low, high = self.interval[0]
+        lines = [
+            f"prior {self.prior[0]:.4g}; logged outcomes nearby: {low:.4g} to {high:.4g}, "
+            f"{100 * self.rank[0]:.0f} % below it"
+        ]
+        if len(self.value) > 1:
+            lines.append(f"the first of {len(self.value):,} pairs; .said(i) tells of another")
+        columns = ("rows", "episode", "step", "distance", "influence", "outcome")
+        shown = [getattr(self, name)[0, :TOLD].tolist() for name in columns]
+        rows = list(zip(*shown, strict=True))
+        if self.rows.shape[1] > TOLD:
+            rest = float(self.influence[0, TOLD:].sum())
+            rows.append((f"{self.rows.shape[1] - TOLD} more", "", "", "", rest, ""))
+        return note(f"value {self.value[0]:.4g}", lines, ("row", *columns[1:]), rows)
 
 
 def outcomes(data: Transitions, discount: float) -> Doubles:

@@ -12,16 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.data.transitions import Transitions
+from icql.errors import UserError
 from icql.evidence.alarm import Alarm
 from icql.evidence.behind import WITHIN, Doubles, Grounds, Rows, outcomes
 from icql.files import default_cache_dir
 from icql.graph.critic import GraphCritic
 from icql.nn.policies import MemoryPolicy
 from icql.retrieval import ContextSettings, Retriever, find_space
+from icql.settings.grid import Member
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
 from icql.training.trained import (
     TrainedCritic,
+    Which,
     alarm_space,
     critic_on,
     has_critic,
@@ -44,10 +47,12 @@ class Subject:
         UserError: there is no such run, or it is not finished.
     """
 
-    def __init__(self, run: str | Path) -> None:
+    def __init__(self, run: str | Path, member: int = 0) -> None:
         self.folder = RunFolder.open(run)
         self.plan = Plan.read(self.folder)
         self.policy = load_policy(run)
+        self.member = _member(self.policy.members, member)
+        self._which: Which = {"seed": self.member.seed, "settings": self.member.settings}
         self.signals = self.policy.signals
         self.data: Transitions
         self.alarm: Alarm | None = None
@@ -104,10 +109,16 @@ class Subject:
             found["far"] = self._far(states, rows)
         return found
 
+    def _q(self, states: Any, actions: Any) -> NDArray[Any]:
+        """The critic's values (B,); a graph is the same for all members."""
+        assert self.critic is not None
+        if isinstance(self.critic, GraphCritic):
+            return self.critic.q(states, actions)
+        return self.critic.q(states, actions, **self._which)
+
     def _values(self, states: Any, chosen: Any, logged: Any) -> NDArray[Any]:
         """Values (B, 2) of two actions in each state: asked at once, contexts are found once."""
-        assert self.critic is not None
-        both = self.critic.q(np.concatenate([states, states]), np.concatenate([chosen, logged]))
+        both = self._q(np.concatenate([states, states]), np.concatenate([chosen, logged]))
         return np.asarray(both).reshape(2, -1).T
 
     def details(self, states: NDArray[np.float32], rows: Rows | None) -> Fields:
@@ -128,7 +139,7 @@ class Subject:
             found["far"] = self._far(states, rows)
         near, distance = self._near(states, rows, chosen, found)
         if self.critic is not None and logged is not None and "logged_value" not in found:
-            found["logged_value"] = np.asarray(self.critic.q(states, logged))
+            found["logged_value"] = np.asarray(self._q(states, logged))
         around = self.outcome[near]
         for name in ("value", "logged_value"):
             if name in found:
@@ -144,7 +155,8 @@ class Subject:
         }
         if self._layered:
             assert isinstance(self.critic, TrainedCritic)
-            found["trace"] = np.asarray(self.critic.trace(states, chosen)).T
+            traced = self.critic.trace(states, chosen, contexts=near, **self._which)
+            found["trace"] = np.asarray(traced).T
         return found
 
     def _near(
@@ -156,7 +168,10 @@ class Subject:
             if rows is not None:  # of both actions at once: contexts are found once
                 states = np.concatenate([states, states])
                 asked = np.concatenate([chosen, self.data.actions[rows]])
-            every = self.critic.evidence(states, asked)
+            if isinstance(self.critic, GraphCritic):
+                every = self.critic.evidence(states, asked)
+            else:
+                every = self.critic.evidence(states, asked, **self._which)
             why = _part(every, slice(n))
             found |= {"value": why.value, "prior": why.prior, "near_part": why.influence[:, :SHOWN]}
             found["rest_part"] = why.influence[:, SHOWN:].sum(1)
@@ -166,7 +181,7 @@ class Subject:
                 found["near_logged_part"] = _in_order(also, why.rows)[:, :SHOWN]
             return why.rows, why.distance
         if self.critic is not None:
-            found["value"] = np.asarray(self.critic.q(states, chosen))
+            found["value"] = np.asarray(self._q(states, chosen))
         near, distance = self._retriever(states, rows=rows)
         return near, np.asarray(distance, np.float64)
 
@@ -192,7 +207,7 @@ class Subject:
 
     def _act(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
         def act(some: Any) -> NDArray[Any]:
-            return self.policy.act(some, normalised=True)
+            return self.policy.act(some, normalised=True, **self._which)
 
         return _by_block(act, states).astype(np.float32)[:, : self.data.action_dim]
 
@@ -208,9 +223,15 @@ class Subject:
         assert self.alarm is not None
         if rows is None:
             return self.alarm(states).distance
-        finder = self.alarm.retriever
-        others = finder.left_out(states, rows, rule="episode")
-        return np.asarray(finder.nearest(states, others)[1][:, 0], np.float64)
+        return self.alarm.logged(states, rows)
+
+
+def _member(members: tuple[Member, ...], place: int) -> Member:
+    """The one that is shown, counted from 0."""
+    if not 0 <= place < len(members):
+        every = "; ".join(f"{i}: {member.label}" for i, member in enumerate(members))
+        raise UserError(f"there is no member {place}; there are {every}.", where="--member")
+    return members[place]
 
 
 def _by_block(ask: Callable[..., Any], *arrays: Any) -> NDArray[Any]:

@@ -43,8 +43,9 @@ class View:
         dataset: str | Path | None,
         rate: float,
         display: Display,
+        member: int = 0,
     ) -> None:
-        self.runs = [Subject(run) for run in runs]
+        self.runs = [Subject(run, member) for run in runs]
         hashes = {subject.folder.manifest["data_hash"] for subject in self.runs}
         if len(hashes) > 1:
             first, second = (subject.folder.path for subject in self.runs)
@@ -191,7 +192,8 @@ class View:
         members, alarm = subject.policy.members, subject.alarm
         notes = []
         if len(members) > 1:
-            notes.append(f"Of its {len(members)} members the first is shown: {members[0].label}.")
+            shown = f"Of its {len(members)} members one is shown: {subject.member.label}."
+            notes.append(f"{shown} Another is shown by --member.")
         if subject.remembers:
             notes.append(
                 "Its policy remembers its episode: here each state is taken as an episode's first."

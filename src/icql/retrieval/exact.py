@@ -110,9 +110,18 @@ def _certify(
     """Rank, certify: k ids, their |x - y|², and whether they are certainly the nearest."""
     proposed, unseen = (np.asarray(part) for part in proposal)
     ids, squared = index.rank(queries, proposed[: len(queries)].astype(np.int64), k)
-    reach = squared[:, -1] * index.scale**2
-    error = _error(index.centred(queries), reach, FLOAT32)
-    return ids, squared, unseen[: len(queries)] > reach + error
+    sure = certain(index, index.centred(queries), squared[:, -1], unseen[: len(queries)])
+    return ids, squared, sure
+
+
+def certain(index: Index, asked: Rows, farthest: Rows, unseen: Rows) -> NDArray[np.bool_]:
+    """Whether no state beyond `unseen`, |x - y|² in float32, can be as near as `farthest` (Q,).
+
+    `asked` are the centred queries, `farthest` is the |x - y|² of the last one found.
+    """
+    reach = farthest * index.scale**2
+    none_left = np.isinf(unseen)
+    return none_left | (unseen > reach + _error(asked, reach, FLOAT32))
 
 
 def _error(asked: Rows, reach: Rows, precision: tuple[float, float]) -> Rows:

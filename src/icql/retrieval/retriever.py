@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,6 +47,9 @@ from icql.settings.contexts import (
     Strategy,
 )
 
+if TYPE_CHECKING:
+    from icql.retrieval.scan import Scan
+
 EXACT_UP_TO = 200_000  # rows; beyond, exact search without structure takes minutes on a CPU
 ACCELERATOR_FROM = 20_000  # rows; below, compiling takes longer than searching on the CPU
 CELLS_FROM = 4096  # distinct states below which clustering costs more than it saves
@@ -53,6 +57,8 @@ SAMPLE = 1000  # queries whose exact neighbours the recall is measured against
 WIDER = 8.0  # times the range of states and first queries: room for queries to come
 FEW = 32  # long episodes that are searched around one by one
 LONG = 1024  # neighbours from which on that is worth an index of its own
+SCANNED = 2**35  # distances at most where all rows are measured: half a minute of two cores
+SCANNED_FOR = 2**15  # neighbours at most, each of which takes a group of rows to be ranked
 
 
 def silent(label: str, done: float) -> None:
@@ -231,14 +237,24 @@ class Retriever:
         if self.engine == "random":
             ids = random_rows(queries, len(self.states), self.keep, self.settings.seed, left_out)
             return nearest_first(ids, distances(self.states, queries, ids, self.space))
-        search = search or self._whole(queries)
-        return self._widening(search, self.space.embed_queries(queries), left_out, progress)
+        asked = self.space.embed_queries(queries)
+        if search is None and self._scans(left_out):
+            return self._whole(queries).scan(self.episodes)(asked, left_out, self.keep)
+        return self._widening(search or self._whole(queries), asked, left_out, progress)
 
     def choose(self, ids: Ids, away: Rows) -> tuple[Ids, Rows]:
         """The context (Q, k) out of the nearest rows (Q, keep)."""
         if self.rewards is None:
             return ids, away
         return highest_reward(ids, away, self.rewards, self.settings.k)
+
+    def _scans(self, left_out: LeftOut) -> bool:
+        """Whether all rows are measured: whole episodes are left out of few contexts."""
+        if left_out.episodes is None or self.engine == "accelerator":
+            return False
+        return len(left_out.own) * len(self.states) <= SCANNED and (
+            len(left_out.own) * self.keep <= SCANNED_FOR
+        )
 
     @property
     def first_asked(self) -> int:
@@ -345,26 +361,45 @@ class Nearest:
         room: int = ROOM,
     ) -> None:
         self.rows, self.span, self.roomy = rows, span, room >= ROOM
+        self._scan: Scan | None = None
         self._space, engine, settings = retriever.space, retriever.engine, retriever.settings
         part = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         states = self._space.embed_states(retriever.states[part])
-        self._index = index = Index(states, span, self._space, room)
+        self._index = Index(states, span, self._space, room)
         self.calibrations: dict[int, Calibration] = {}
-        self._search: Callable[[Points, int, Progress], tuple[Ids, Rows]]
+        self._begun = partial(self._begin, engine, settings, queries, sample)
+
+    def _begin(
+        self, engine: str, settings: ContextSettings, queries: int, sample: Points | None
+    ) -> Callable[[Points, int, Progress], tuple[Ids, Rows]]:
+        """Make ready what finds the nearest ones; only when it is first asked."""
+        index = self._index
         if engine == "approximate" and sample is not None:
             asked = self._space.embed_queries(sample)
             approximate = Approximate(index, settings.seed, settings.recall_floor, asked)
-            self._search, self.calibrations = approximate.search, approximate.calibrations
-        elif engine == "accelerator":
+            self.calibrations = approximate.calibrations
+            return approximate.search
+        if engine == "accelerator":
             from icql.retrieval.accelerator import Accelerator  # JAX, as below
 
             device = Accelerator(index.near)
-            self._search = partial(search_exact, index, device.propose, most=device.most)
-        else:
-            many = engine == "exact" and min(len(index), 4 * queries) >= CELLS_FROM
-            cells = Cells(index, settings.seed) if many else None
-            width = 0 if cells is None else cells.count
-            self._search = partial(search_exact, index, from_faiss(index, cells), width=width)
+            return partial(search_exact, index, device.propose, most=device.most)
+        many = engine == "exact" and min(len(index), 4 * queries) >= CELLS_FROM
+        cells = Cells(index, settings.seed) if many else None
+        width = 0 if cells is None else cells.count
+        return partial(search_exact, index, from_faiss(index, cells), width=width)
+
+    @cached_property
+    def _search(self) -> Callable[[Points, int, Progress], tuple[Ids, Rows]]:
+        return self._begun()
+
+    def scan(self, episodes: EpisodeRows) -> Scan:
+        """Measures all rows, which are all of the data."""
+        if self._scan is None:
+            from icql.retrieval.scan import Scan  # JAX, as above
+
+            self._scan = Scan(self._index, episodes)
+        return self._scan
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -68,6 +68,10 @@ class LeftOut:
             rows = np.where(inside & (own >= 0)[:, None], -1, rows)
         return cls(rows, own, episodes)
 
+    def some(self, queries: Ids) -> LeftOut:
+        """What is left out of some of the contexts."""
+        return LeftOut(self.rows[queries], self.own[queries], self.episodes)
+
     @property
     def counts(self) -> Ids:
         """How many rows are left out of each query's context."""

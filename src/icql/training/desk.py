@@ -27,11 +27,13 @@ from icql.nn.policies import Standardised
 from icql.progress import Display
 from icql.retrieval import Neighbours
 from icql.settings.grid import Member
+from icql.training.callbacks import Callback
 from icql.training.checkpoints import Checkpoints
 from icql.training.device import Normaliser
 from icql.training.loop import Loop
 from icql.training.plan import Plan
 from icql.training.plots import draw_run
+from icql.training.readme import write_readme
 from icql.training.run_folder import MetricLog, RunFolder
 from icql.training.unmoved import unmoved
 from icql.training.vary import vary
@@ -97,7 +99,9 @@ class Desk(Bystander):
         *,
         resume: bool,
         until: float | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
+        self.callbacks = callbacks
         self.ready, self.folder, self.display = ready, folder, display
         self.plan, self.loop, self.members = ready.plan, ready.loop, ready.plan.members
         self.watch = Watch(self.loop.algorithm, self.members)
@@ -119,7 +123,7 @@ class Desk(Bystander):
             step, states = self.checkpoints.newest(states, self.display.say)
         if step:
             self.display.say(f"resuming at update {step:,}")
-        self.log = MetricLog(self.folder, self.members, step)
+        self.log = MetricLog(self.folder, self.members, step, self.callbacks)
         self._open.callback(self.log.close)
         work = self.display.work("training", self.plan.run.steps, step)
         self.work = self._open.enter_context(work)
@@ -201,6 +205,8 @@ class Desk(Bystander):
         }
         write_json(self.folder.result_path, result)
         draw_run(self.folder, self.ready.data, self.ready.neighbours)
+        write_readme(self.folder, result)
+        self.log.finish(result)
         return result
 
     def _drawn(self) -> dict[str, Any] | None:

@@ -13,6 +13,8 @@ result.json            final scores, apart from the best seen; per-episode retur
 lock                   who trains in it now; nobody, where no process holds it
 judge.json             what `icql judge` last said of the policies, if it was asked
 plots/                 pictures
+inspect.html           a page to look at, if `icql inspect RUN --page` wrote it
+README.md              what this is and what can be done with it
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from icql.errors import UserError
 from icql.files import atomic, read_json, write_json
 from icql.locks import held, holder
 from icql.settings.grid import Member
+from icql.training.callbacks import Begun, Callback, TensorBoard
 
 FORMAT = 2
 LOCK = "lock"
@@ -52,6 +55,8 @@ class RunFolder:
         self.graph_path = path / "graph.safetensors"
         self.result_path = path / "result.json"
         self.judge_path = path / "judge.json"
+        self.page_path = path / "inspect.html"
+        self.readme_path = path / "README.md"
         self.plots = path / "plots"
         self.checkpoints = path / "checkpoints"
 
@@ -207,33 +212,51 @@ def _seal(manifest: Mapping[str, Any]) -> str:
 
 
 class MetricLog:
-    """Writes rows to `metrics.jsonl` and to TensorBoard, member by member, from `step` on.
+    """Writes rows to `metrics.jsonl` and tells callbacks, member by member, from `step` on.
 
     Rows after `step` are forgotten: a resumed run writes them again.
     """
 
-    def __init__(self, folder: RunFolder, members: Sequence[Member], step: int) -> None:
-        from tensorboardX import SummaryWriter
-
+    def __init__(
+        self,
+        folder: RunFolder,
+        members: Sequence[Member],
+        step: int,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
         kept = [row for row in folder.rows() if row["step"] <= step]
         with atomic(folder.metrics_path) as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
         self._path = folder.metrics_path
         self._tags = [member.label.replace(", ", "/").replace(" ", "") for member in members]
-        self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step)
+        self._told: list[Callback] = []
+        self._result: Mapping[str, Any] | None = None
+        for callback in (TensorBoard(), *callbacks):
+            callback.on_start(Begun(folder.path, folder.manifest, step))
+            self._told.append(callback)
 
     def write(self, step: int, kind: str, values: Mapping[str, Any], **more: float) -> None:
-        """Append one row, whole or not at all; TensorBoard gets what is one number per member."""
-        for name, numbers in values.items():
-            if np.ndim(numbers) == 1:
-                for tag, number in zip(self._tags, numbers, strict=True):
-                    self._board.add_scalar(f"{kind}/{name}/{tag}", float(number), step)
+        """Append one row, whole or not at all; callbacks get what is one number per member."""
+        single = {
+            f"{kind}/{name}/{tag}": float(number)
+            for name, numbers in values.items()
+            if np.ndim(numbers) == 1
+            for tag, number in zip(self._tags, numbers, strict=True)
+        }
         plain = {name: np.asarray(x, np.float64).tolist() for name, x in values.items()}
         with self._path.open("a") as file:
             file.write(json.dumps({"step": step, "kind": kind, **more, **plain}) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        for callback in self._told if single else ():
+            callback.on_metrics(step, single)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """The run has come to its end: callbacks are told its result when the log is closed."""
+        self._result = result
 
     def close(self) -> None:
-        """Flush everything."""
-        self._board.close()
+        """Tell every callback that it is over."""
+        with ExitStack() as each:  # all of them, whatever one of them raises
+            for callback in self._told:
+                each.callback(callback.on_end, self._result)

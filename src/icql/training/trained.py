@@ -300,7 +300,7 @@ class TrainedCritic:
         Actions are those of the data, in [-1, 1] (`policy.act(…, normalised=True)`).
         """
         critics, s, a, context = self._inputs(states, actions, which)
-        return np.asarray(critics.at(s, context)(a).min(0))
+        return np.asarray(_least(critics, s, a, context))
 
     def every_q(self, states: ArrayLike, actions: ArrayLike) -> NDArray[np.float32]:
         """What `q` says for every member, in one program and of the same contexts: (members, B)."""
@@ -308,13 +308,21 @@ class TrainedCritic:
         return np.asarray(_every_q(self.critics, s, a, context))
 
     def trace(
-        self, states: ArrayLike, actions: ArrayLike, **which: Unpack[Which]
+        self,
+        states: ArrayLike,
+        actions: ArrayLike,
+        *,
+        contexts: NDArray[np.integer] | None = None,
+        **which: Unpack[Which],
     ) -> NDArray[np.float32]:
-        """Q̂_ℓ(s, a | Ω_s) of the first critic after every layer: (L, B)."""
+        """Q̂_ℓ(s, a | Ω_s) of the first critic after every layer: (L, B).
+
+        `contexts` are the rows (B, k) of the contexts, where they are known (`evidence`).
+        """
         if self.context is None:
             raise UserError("a global critic has no layers of TD.", where="trace")
-        critics, s, a, context = self._inputs(states, actions, which)
-        return np.asarray(critics.trace(s, a, context))
+        critics, s, a, context = self._inputs(states, actions, which, contexts)
+        return np.asarray(_trace(critics, s, a, context))
 
     def evidence(self, states: ArrayLike, actions: ArrayLike, **which: Unpack[Which]) -> Grounds:
         """The logged transitions behind each value, which their influences and the prior add up to.
@@ -323,7 +331,7 @@ class TrainedCritic:
         outcomes.
         """
         rows, away = self.neighbours(states)
-        critics, s, a, context = self._inputs(states, actions, which)
+        critics, s, a, context = self._inputs(states, actions, which, rows)
         parts = [_parts(_at(critics.members, i), s, a, context) for i in range(critics.count)]
         influence, prior = (np.stack(x) for x in zip(*parts, strict=True))
         least = np.argmin(prior + influence.sum(-1), axis=0)
@@ -367,13 +375,17 @@ class TrainedCritic:
         return batch
 
     def _inputs(
-        self, states: ArrayLike, actions: ArrayLike, which: Which
+        self,
+        states: ArrayLike,
+        actions: ArrayLike,
+        which: Which,
+        rows: NDArray[np.integer] | None = None,
     ) -> tuple[Critics, Any, Any, Any]:
-        """One member's critics; normalised states, actions and contexts."""
+        """One member's critics; normalised states, actions and contexts, of `rows` if known."""
         critics = _at(self.critics, _index(self.members, which))
         s, n, context = self._batch(states), self.normaliser, None
         if self.context is not None:
-            rows, _ = self.neighbours(s)
+            rows = self.neighbours(s)[0] if rows is None else rows
             packed = jnp.asarray(pack(self.data, n, rows.ravel())).reshape(*rows.shape, -1)
             context = unpack(packed, self.data.observation_dim, self.data.action_dim)
         a = jnp.asarray(np.asarray(actions, np.float32))
@@ -402,18 +414,42 @@ def alarm_space(plan: Plan) -> SpaceName:
     return "standardised" if space == "raw" else space
 
 
+# compiled once for every number of states: a click on a page asks for one state after another
+
+
+@eqx.filter_jit
+def _least(critics: Critics, s: Any, a: Any, context: Any) -> Any:
+    return critics.at(s, context)(a).min(0)
+
+
+@eqx.filter_jit
+def _trace(critics: Critics, s: Any, a: Any, context: Any) -> Any:
+    return critics.trace(s, a, context)
+
+
+@eqx.filter_jit
+def _ridge_features(member: Any, s: Any, a: Any, context: Any) -> Any:
+    phi = member.phi(pair(context.s, context.a), key=None)
+    phi, y = member.weighed(context, s, phi, member.targets(context))
+    return phi, y, member.phi(pair(s, a), key=None)
+
+
+@eqx.filter_jit
+def _linear_features(member: Any, s: Any, a: Any, context: Any) -> Any:
+    return *member.context_features(context, s), member.phi(pair(s, a), key=None)
+
+
 def _parts(member: Any, s: Any, a: Any, context: Any) -> tuple[Doubles, Doubles]:
     """Influences and priors of one critic."""
-    module, query = member.module, member.phi(pair(s, a), key=None)
+    module = member.module
     if isinstance(module, Ridge):
-        phi = member.phi(pair(context.s, context.a), key=None)
-        phi, y = member.weighed(context, s, phi, member.targets(context))
+        phi, y, query = _ridge_features(member, s, a, context)
         return ridge_parts(phi, y, query, float(module.ridge), module.w0)
     if not isinstance(module, LinearTransformer):
         raise UserError(
             "only the linear module and ridge fall apart into parts.", where="local.module"
         )
-    phi, phi_next, r, mask = member.context_features(context, s)
+    phi, phi_next, r, mask, query = _linear_features(member, s, a, context)
     c, w0 = module.preconditioners, module.w0
     return linear_parts(phi, phi_next, r, mask, query, c, w0, member.discount)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from icql.retrieval.cache import read_fitted, write_fitted
 from icql.retrieval.metric import fitted_space
 from icql.settings.grid import check_names
 from icql.settings.shared import ActorSettings, AlgorithmSettings
+from icql.training.callbacks import Callback
 from icql.training.choose import choose, standardised
 from icql.training.desk import Bystander, Desk, Prepared, check_finite
 from icql.training.device import Normaliser, fit_normaliser, reward_range
@@ -52,14 +53,16 @@ def run_training(
     devices: int | None = None,
     given: Collection[str] = (),
     until: float | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Train as planned; returns what `result.json` says. With `resume`, go on where it stopped.
 
     `memory` is what the data may take (see `icql.training.stream`), `devices` how many train (see
     `icql.training.loop`); they decide no outcome. `given` are the settings that were asked for by
     name, which the data does not decide (`icql.training.choose`). `until` is when to stop, by the
-    clock `time.monotonic`: at the last mark that fits, with a checkpoint. In a group of processes
-    only the first has a folder and a result; the others return what was trained.
+    clock `time.monotonic`: at the last mark that fits, with a checkpoint. `callbacks` are told how
+    it goes (`icql.training.callbacks`). In a group of processes only the first has a folder and a
+    result; the others return what was trained.
 
     Raises:
         OutOfTime: the time was up; resumed, the run ends as one that was never stopped.
@@ -78,6 +81,7 @@ def run_training(
             devices=devices,
             given=given,
             until=until,
+            callbacks=callbacks,
         )
 
 
@@ -92,6 +96,7 @@ def _run(
     devices: int | None,
     given: Collection[str],
     until: float | None,
+    callbacks: Sequence[Callback],
 ) -> dict[str, Any]:
     """As `run_training`; the folder stays owned, once it is there, until `owning` is closed."""
     with stopping_together():
@@ -130,7 +135,9 @@ def _run(
         if (space := space_of(ready.neighbours)) is not None and not folder.space_path.exists():
             write_fitted(folder.space_path, space.fitted)
         display.say(f"run: {out}")
-        desk = Desk(ready, folder, display, resume=resume, until=until)
+        desk = Desk(
+            ready, folder, display, resume=resume, until=until, callbacks=callbacks
+        )
     with contextlib.closing(desk):
         return desk.finish(drive(plan, ready.loop, states, desk))
 

@@ -21,7 +21,7 @@ from urllib.request import Request, urlopen
 
 from icql.data.tasks import get_task, is_task, list_tasks
 from icql.errors import UserError, nearest
-from icql.files import default_cache_dir, file_hash, write_json
+from icql.files import default_cache_dir, file_hash, make_folder, move, write_json
 
 BASE = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
 BASE_VARIABLE = "ICQL_D4RL_URL"  # environment variable: a mirror with the same layout
@@ -81,7 +81,7 @@ def fetch(
         raise UserError("must be 64 hexadecimal digits.", where="sha256")
     if path.is_file() and not force and _intact(path, sha256):
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     part = path.with_name(f"{path.name}.part")
     _download(url, part, progress)
     digest = file_hash(part)
@@ -101,7 +101,7 @@ def fetch(
                 fix=f"A proxy may have answered instead, or {BASE_VARIABLE} is wrong.",
             )
     write_json(_record(path), {"url": url, "bytes": part.stat().st_size, "sha256": digest})
-    os.replace(part, path)
+    move(part, path)
     _discard(part)
     return path
 

@@ -105,7 +105,7 @@ class Desk(Bystander):
             step, states = self.checkpoints.newest(states, self.display.say)
         if step:
             self.display.say(f"resuming at update {step:,}")
-        self.log = MetricLog(self.folder, self.members, step)
+        self.log = MetricLog(self.folder, self.members, step, self.display.say)
         self._open.callback(self.log.close)
         work = self.display.work("training", self.plan.run.steps, step)
         self.work = self._open.enter_context(work)
@@ -152,9 +152,9 @@ class Desk(Bystander):
             graph = {"q": found.q, "v": found.v, "returns": found.returns, "weights": found.weights}
             save_arrays(self.folder.graph_path, graph)
         plan, task, info = self.plan, self.ready.task, self.ready.data.info
-        rows = list(self.folder.rows())
+        rows = self._rows_to_the_end(states)
         evaluations = [row for row in rows if row["kind"] == "evaluation"]
-        last = next(row for row in reversed(rows) if row["kind"] == "train")
+        last: dict[str, Any] = next((row for row in reversed(rows) if row["kind"] == "train"), {})
         result = {
             "run": str(self.folder.path),
             "algo": plan.algo,
@@ -177,6 +177,15 @@ class Desk(Bystander):
         write_json(self.folder.result_path, result)
         draw_run(self.folder, self.ready.data, self.ready.neighbours)
         return result
+
+    def _rows_to_the_end(self, states: Any) -> list[dict[str, Any]]:
+        """All rows; the last evaluation is made again where its row was damaged since."""
+        rows, end = list(self.folder.rows()), self.plan.run.steps
+        there = any(row["kind"] == "evaluation" and row["step"] == end for row in rows)
+        if self.plan.evaluates_at(end) and not there:
+            self._evaluate(states, end)
+            rows = list(self.folder.rows())
+        return rows
 
     def _drawn(self) -> dict[str, Any] | None:
         """How rows were drawn, where not uniformly."""

@@ -3,7 +3,7 @@
 run.json               what was asked: algorithm, settings, seeds, versions; the data's hash, names,
                        units and bounds
 space.npz              what distances of contexts are measured by, unless on raw columns
-metrics.jsonl          one JSON object per row: training metrics and evaluations
+metrics.jsonl          one JSON object per row, with a check: training metrics and evaluations
 tensorboard/           the same for TensorBoard
 checkpoints/           Orbax checkpoints of the full training state, each with a seal of its arrays
 policy.safetensors     final policies of all seeds, with their state normaliser
@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,14 @@ import numpy as np
 from icql.data.signals import Signals
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.files import atomic, read_json, write_json
+from icql.files import append, atomic, read_json, write_json
 from icql.locks import held, holder
+from icql.progress import Display
 from icql.settings.grid import Member
 
 FORMAT = 2
 LOCK = "lock"
+CHECK = "check"  # in a row of metrics: a short hash of the rest
 PLAN = ("algo", "task", "preset", "settings", "run", "seeds", "grid")  # what decides the outcome
 
 
@@ -179,25 +180,44 @@ class RunFolder:
                 fix="Name the right file with --dataset, in Python dataset=….",
             )
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Every row of metrics; a last line cut off by a kill is passed over."""
+    def rows(self, warn: Callable[[str], None] | None = None) -> Iterator[dict[str, Any]]:
+        """Every row of metrics but for damaged ones, of which `warn` is told (None: people are).
+
+        A last line cut off by a kill is passed over.
+        """
         if not self.metrics_path.is_file():
             return
-        lines = self.metrics_path.read_bytes().splitlines()
+        *lines, rest = self.metrics_path.read_bytes().split(b"\n")
+        damaged = []
         for number, line in enumerate(lines, start=1):
             try:
-                row = json.loads(line)
-                if not {"step", "kind"} <= row.keys():
-                    raise ValueError("no step or no kind")
+                yield _read_row(line)
             except (ValueError, AttributeError, RecursionError):
-                if number == len(lines):
-                    return
-                raise UserError(
-                    f"line {number} is damaged.",
-                    where=str(self.metrics_path),
-                    fix="Remove that line: updates and scores do not depend on it.",
-                ) from None
-            yield row
+                damaged.append(str(number))
+        with suppress(ValueError, AttributeError, RecursionError):
+            yield _read_row(rest)
+        if damaged:
+            which = f"line{'s' * (len(damaged) > 1)} {', '.join(damaged)}"
+            said = f"{self.metrics_path}: {which} damaged and passed over; updates do not need it."
+            (warn or Display().say)(f"warning: {said}")
+
+
+def _read_row(line: bytes) -> dict[str, Any]:
+    """A row of metrics without its check; a ValueError if it is not what was written."""
+    row: dict[str, Any] = json.loads(line)
+    check = row.pop(CHECK, None)
+    if not {"step", "kind"} <= row.keys() or check not in (None, _check(row)):
+        raise ValueError("not a row that was written")
+    return row
+
+
+def _row_line(row: Mapping[str, Any]) -> str:
+    return json.dumps({**row, CHECK: _check(row)}) + "\n"
+
+
+def _check(row: Mapping[str, Any]) -> str:
+    """Tells rows apart that differ in a digit; rows made before there was one have none."""
+    return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:8]
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
@@ -212,12 +232,18 @@ class MetricLog:
     Rows after `step` are forgotten: a resumed run writes them again.
     """
 
-    def __init__(self, folder: RunFolder, members: Sequence[Member], step: int) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        members: Sequence[Member],
+        step: int,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
         from tensorboardX import SummaryWriter
 
-        kept = [row for row in folder.rows() if row["step"] <= step]
+        kept = [row for row in folder.rows(warn) if row["step"] <= step]
         with atomic(folder.metrics_path) as temporary:
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            temporary.write_text("".join(map(_row_line, kept)))
         self._path = folder.metrics_path
         self._tags = [member.label.replace(", ", "/").replace(" ", "") for member in members]
         self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step)
@@ -229,10 +255,7 @@ class MetricLog:
                 for tag, number in zip(self._tags, numbers, strict=True):
                     self._board.add_scalar(f"{kind}/{name}/{tag}", float(number), step)
         plain = {name: np.asarray(x, np.float64).tolist() for name, x in values.items()}
-        with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, "kind": kind, **more, **plain}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append(self._path, _row_line({"step": step, "kind": kind, **more, **plain}))
 
     def close(self) -> None:
         """Flush everything."""

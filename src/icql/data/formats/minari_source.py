@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -26,8 +25,10 @@ from icql.data.signals import Signals
 from icql.data.tasks import Task, find_env_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
 from icql.errors import UserError
+from icql.files import atomic_folder
 
 PREFIX = "minari:"
+ROOT = "MINARI_DATASETS_PATH"  # environment variable: where Minari keeps its datasets
 OWN = "icql"  # key of a dataset's metadata: JSON, the task's name and what the numbers are
 _ID = re.compile(r"[\w.-]+(/[\w.-]+)+-v\d+")
 
@@ -174,18 +175,21 @@ def _folder(dataset_id: str, source: str) -> Path:
 
 @contextmanager
 def _replaced(folder: Path) -> Iterator[None]:
-    """Set an older dataset aside; if the body fails it comes back and nothing else stays."""
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    if folder.exists():
-        folder.rename(aside)
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        if aside.exists():
-            aside.rename(folder)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
+    """Have Minari write elsewhere; the whole of it takes the place of an older dataset."""
+    root = Path(import_module("minari.storage.datasets_root_dir").get_dataset_path(""))
+    before = os.environ.get(ROOT)
+    with atomic_folder(folder) as made:
+        elsewhere = made.parent.parent / "minari"
+        os.environ[ROOT] = str(elsewhere)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[ROOT]
+            else:
+                os.environ[ROOT] = before
+        made.rmdir()
+        (elsewhere / folder.relative_to(root)).rename(made)
 
 
 def _box(rows: Floats, most: float) -> Any:

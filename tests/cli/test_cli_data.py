@@ -230,7 +230,7 @@ def test_fetch_through_a_local_copy(capsys: Capture, monkeypatch: pytest.MonkeyP
 
 def test_fetch_minari(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("icql.cli.data.fetch_minari", asked.append)
+    monkeypatch.setattr("icql.cli.data.fetch_minari", lambda name, _: asked.append(name))
     assert ask(capsys, "fetch", "minari:D4RL/door/human-v2")["path"] is None
     assert asked == ["D4RL/door/human-v2"]
 

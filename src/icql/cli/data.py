@@ -370,15 +370,17 @@ class Fetch(Options):
         if name.startswith(PREFIX):
             if self.sha256 is not None:
                 raise UserError("Minari datasets have no checksum to compare.", where="--sha256")
-            fetch_minari(name.removeprefix(PREFIX))
+            fetch_minari(name.removeprefix(PREFIX), Display().say)
             result: Result = {"name": name, "path": None}
         else:
             url = url_of(name)
-            with Display().works() as show:
+            display = Display()
+            with display.works() as show:
                 path = fetch(
                     name,
                     sha256=self.sha256,
                     force=self.force,
+                    tell=display.say,
                     progress=lambda done, of: show(f"kB of {name}", done // 1000, of // 1000, ""),
                 )
             result = {"name": name, "path": str(path), "url": url, "bytes": path.stat().st_size}

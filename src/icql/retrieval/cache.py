@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.files import atomic, file_hash, make_folder, move, scratch_folder, write_json
+from icql.locks import queued
 from icql.retrieval.approximate import Calibration
 from icql.retrieval.metric import Fitted, Ids, Rows, Space
 from icql.settings.contexts import ContextSettings
@@ -152,6 +153,16 @@ def load(cache_dir: Path, key: str) -> Neighbours | None:
             return None
 
 
+@contextlib.contextmanager
+def building(cache_dir: Path, key: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """Be the only process that builds the tables of `key`; while another does, `tell` hears who."""
+    entry = _entry(cache_dir, key)
+    with contextlib.ExitStack() as held:
+        with _usable(entry):
+            held.enter_context(queued(entry.with_name(f".lock-{key}"), tell))
+        yield
+
+
 def earlier(
     cache_dir: Path,
     transitions: Transitions,
@@ -182,7 +193,8 @@ class Draft:
     `calibrations` those of the parts of the dataset that were searched.
 
     Without a cache they are in memory; else in a folder named by their key and by how they are
-    `cut`. Two processes that build the same tables may share it: they write the same.
+    `cut`. Where processes cannot wait for each other (`building`) they may share it: they write the
+    same.
     """
 
     def __init__(

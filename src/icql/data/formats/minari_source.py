@@ -7,8 +7,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +27,7 @@ from icql.data.tasks import Task, find_env_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
 from icql.errors import UserError
 from icql.files import atomic_folder
+from icql.locks import queued
 
 PREFIX = "minari:"
 ROOT = "MINARI_DATASETS_PATH"  # environment variable: where Minari keeps its datasets
@@ -148,12 +150,17 @@ def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
         raise UserError(f"it cannot be written ({error}).", where=source) from error
 
 
-def fetch_minari(dataset_id: str) -> None:
-    """Fetch a remote Minari dataset into the local Minari folder."""
+def fetch_minari(dataset_id: str, tell: Callable[[str], None] | None = None) -> None:
+    """Fetch a remote Minari dataset into the local Minari folder; `tell` hears who else does."""
     source = f"{PREFIX}{dataset_id}"
-    minari = _minari(source)
+    minari, folder = _minari(source), _folder(dataset_id, source)
+    said = cache(tell or (lambda _: None))  # once of each
+    lock = folder.with_name(f".{folder.name}.lock")
     try:
-        with redirect_stdout(sys.stderr):  # Minari talks; standard output is for results
+        with (
+            queued(lock, lambda who: said(f"waiting for {who}, which fetches {source}")),
+            redirect_stdout(sys.stderr),  # Minari talks; standard output is for results
+        ):
             minari.download_dataset(dataset_id)
     except (OSError, KeyError, ValueError, ImportError) as error:
         raise UserError(

@@ -37,7 +37,9 @@ class Train(Options, Generic[S]):
     --task; any of them can be changed by its name, e.g. --local.layers 8 --context.k 10.
 
     The run folder holds settings, metrics, checkpoints, policies, scores and plots. A run that was
-    stopped goes on, bit for bit, with: icql train --resume --out RUN
+    stopped goes on with: icql train --resume --out RUN
+    On CPUs of the same model and with the same versions that is bit for bit, on any number of
+    cores; what differs from where it was begun is said, and recorded in run.json.
 
     A run whose updates do not depend on the number planned gets longer with: … --resume --steps N
     """

@@ -173,6 +173,7 @@ class Desk(Bystander):
                 float(np.mean(info.episode_returns)) if info.episode_returns else None
             ),
             "parameter_hash": tree_hash(states),
+            "moves": self.folder.moves,
         }
         write_json(self.folder.result_path, result)
         draw_run(self.folder, self.ready.data, self.ready.neighbours)

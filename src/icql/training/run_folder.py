@@ -33,6 +33,7 @@ from icql.files import append, atomic, read_json, write_json
 from icql.locks import held, holder
 from icql.progress import Display
 from icql.settings.grid import Member
+from icql.training.machine import changes
 
 FORMAT = 2
 LOCK = "lock"
@@ -86,15 +87,31 @@ class RunFolder:
                 )
             yield
 
-    def record(self, *, dataset: str, columns: str | None, steps: int) -> None:
-        """Write down what a resumed run may change: its data's place and its length."""
+    def record(
+        self, *, dataset: str, columns: str | None, steps: int, place: Mapping[str, str]
+    ) -> dict[str, list[str]]:
+        """Write down what a resumed run may change: its data's place, its length, its machine.
+
+        `place` are versions and the machine. Returns what changed of them since it was last run.
+        """
         manifest = self.manifest
+        before = manifest["versions"] | manifest.get("machine", {})
+        for move in self.moves:
+            before |= {name: new for name, (_, new) in move.items()}
+        if changed := changes(before, place):
+            manifest["moves"] = [*self.moves, changed]
         # the rest stays as it was written: a newer version would add settings that are new
         run = manifest["run"] | {"steps": steps}
         manifest |= {"dataset": dataset, "columns": columns, "run": run}
         if "seal" in manifest:
             manifest["seal"] = _seal(manifest)
         write_json(self.manifest_path, manifest)
+        return changed
+
+    @property
+    def moves(self) -> list[dict[str, list[str]]]:
+        """What changed of versions and machine whenever it was resumed elsewhere: [old, new]."""
+        return list(self.manifest.get("moves", ()))
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:

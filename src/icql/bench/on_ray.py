@@ -206,7 +206,8 @@ def _stopped_by_sigterm() -> Iterator[None]:
     def stop(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
+    alone = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # not called by a command
+    if not alone or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGTERM, stop)

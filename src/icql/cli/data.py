@@ -364,6 +364,12 @@ class Fetch(Options):
     force: Flag = False
     """Fetch it even if it is there."""
 
+    def going_on(self) -> str:
+        """What came of a D4RL file is kept."""
+        if self.name.startswith(PREFIX):
+            return super().going_on()
+        return "The same command goes on where it stopped."
+
     def execute(self) -> Result:
         """Fetch, with a bar."""
         name = self.name
@@ -411,6 +417,10 @@ class Collect(Options):
     """Steps that each sampled policy contributes; by default the recipe's."""
     work: Path | None = None
     """Folder of the training run; by default in --out."""
+
+    def going_on(self) -> str:
+        """There are checkpoints."""
+        return "The same command goes on where it stopped."
 
     def execute(self) -> Result:
         """Collect, with bars."""

@@ -13,7 +13,8 @@ import pytest
 import icql
 import pendulum
 from icql.cli import main
-from icql.cli.stopping import Terminated, stopping_on_sigterm
+from icql.cli.stopping import stopping_on_sigterm
+from icql.errors import Terminated
 
 BEGINS = "icql: interrupted. Whatever was written is whole; the same command begins anew.\n"
 GOES_ON = "icql: interrupted. The same command goes on"

@@ -8,11 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-
-class Terminated(KeyboardInterrupt):
-    """The system asked the process to end; the shell's word for it is 128 + SIGTERM."""
-
-    exit_code = 128 + signal.SIGTERM
+from icql.errors import Terminated
 
 
 @contextlib.contextmanager

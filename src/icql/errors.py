@@ -6,6 +6,7 @@ it as one message and exits with code 2; the Python API lets it propagate.
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 
@@ -28,6 +29,12 @@ class UserError(Exception):
         where = f"{self.where}: " if self.where else ""
         fix = f" {self.fix}" if self.fix else ""
         return f"{where}{self.what}{fix}"
+
+
+class Terminated(KeyboardInterrupt):
+    """The system asked the process to end; the shell's word for it is 128 + SIGTERM."""
+
+    exit_code = 128 + signal.SIGTERM
 
 
 class PartlyFailed(Exception):

@@ -6,31 +6,190 @@ The standard library alone: whoever reads or writes a file need not wait for JAX
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import hashlib
 import json
 import os
+import platform
+import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from icql.errors import UserError
 
+if sys.platform != "win32":
+    import fcntl
+
+TEMPORARY = ".icql-tmp-"  # how all names of temporaries begin
+NEW, OLD = "new", "old"  # within one: a folder that is made, and the one it replaces
+OTHERS = 24 * 3600.0  # seconds after which temporaries of other machines are taken for stale
+_swept: set[Path] = set()  # folders: once in a process is enough
+
 
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; it takes its place only when all went well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
+    """Yield a temporary path beside `path`; it takes its place only when all went well.
+
+    What has its name is on disk: the file before it is renamed, the name before this returns.
+    """
+    with _working_in(path.parent) as prefix:
+        # a name of its own: with the file's name in it, long ones would be too long
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=path.suffix[:16])
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            os.chmod(temporary, 0o644)
+            move(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder; when all went well it takes the place of `path` and what was there."""
+    with scratch_folder(path.parent) as room:
+        made, before = room / NEW / path.name, room / OLD / path.name
+        for folder in (made, before.parent):
+            folder.mkdir(parents=True)
+        yield made
+        _sync_all(made)
+        if path.exists():
+            os.replace(path, before)  # killed here: `_sweep` brings the new one to its place
+        os.replace(made, path)
+        _sync(path.parent)
+
+
+@contextlib.contextmanager
+def scratch_folder(beside: Path) -> Iterator[Path]:
+    """A folder within `beside`, gone afterwards; after a kill, when `beside` is next used."""
+    with _working_in(beside) as prefix:
+        folder = Path(tempfile.mkdtemp(dir=beside, prefix=prefix))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def move(source: Path, path: Path) -> None:
+    """Give a file or folder on the same disk its final name, once all of it is on disk."""
+    _sync_all(source)
+    os.replace(source, path)
+    _sync(path.parent)
+
+
+def append(path: Path, text: str) -> None:
+    """Add to the end of a file that is there, on disk when this returns."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, on disk when this returns."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        _sync(folder.parent)
+
+
+def _sync_all(path: Path) -> None:
+    """Have the system write a file, or a folder and all in it, to disk."""
+    inside = path.rglob("*") if path.is_dir() else ()
+    for one in (*inside, path):
+        _sync(one)
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir() and (sys.platform == "win32" or not os.access(path, os.R_OK)):
+        return  # there is no way to ask for it
+    # Windows wants the right to write, Linux refuses it for folders
+    file = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
-        yield temporary
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a disk that cannot, for folders
+            raise
     finally:
-        temporary.unlink(missing_ok=True)
+        os.close(file)
+
+
+# --- Temporaries of processes that were killed ----------------------------------------------------
+# Whoever has temporaries in a folder holds a shared lock on the folder, which the system lets go of
+# when its process dies. Who gets the lock alone knows that all temporaries there are stale.
+
+
+@contextlib.contextmanager
+def _working_in(folder: Path) -> Iterator[str]:
+    """Make a folder, rid it of stale temporaries, and mark it as in use; yields a prefix of names.
+
+    Where folders cannot be locked (Windows, some network disks), nothing is swept.
+    """
+    make_folder(folder)
+    prefix = f"{TEMPORARY}{_host()}-"
+    if sys.platform == "win32" or not os.access(folder, os.R_OK):
+        yield prefix
+        return
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        stale = [] if folder.resolve() in _swept else _stale(file, folder)
+        _swept.add(folder.resolve())
+        _lock(file, fcntl.LOCK_SH)
+        for one in stale:
+            _sweep(one)
+        yield prefix
+    finally:
+        os.close(file)  # and the lock is let go
+
+
+def _stale(file: int, folder: Path) -> list[Path]:
+    """The temporaries of `folder`, opened as `file`, that nobody works on."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # somebody works there, or it cannot be locked
+        return []
+    found = []
+    for one in folder.glob(f"{TEMPORARY}*"):
+        # other machines' locks are not seen on every network disk
+        own = one.name.startswith(f"{TEMPORARY}{_host()}-")
+        with contextlib.suppress(OSError):
+            if own or time.time() - one.stat().st_mtime > OTHERS:
+                found.append(one)
+    return found
+
+
+def _lock(file: int, kind: int) -> None:
+    """Lock, unless another holds it for longer than anybody who follows these rules would."""
+    for _ in range(20):
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            return
+        time.sleep(0.01)
+
+
+def _sweep(stale: Path) -> None:
+    """Remove a temporary of a process that died; a replacement that it had half done is done."""
+    with contextlib.suppress(OSError):
+        if not stale.is_dir():
+            stale.unlink()
+            return
+        for made in stale.glob(f"{NEW}/*"):
+            place = stale.parent / made.name
+            if (stale / OLD / made.name).exists() and not place.exists():
+                os.replace(made, place)
+                _sync(place.parent)
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+@functools.cache
+def _host() -> str:
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:6]
 
 
 def check_writable(folder: Path) -> None:

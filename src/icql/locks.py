@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -61,6 +61,44 @@ def held(path: Path, patience: float = PATIENCE) -> Iterator[bool]:
                 _release(file)
 
 
+@contextlib.contextmanager
+def queued(path: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock `path`, once nobody else does; `tell` hears, at every try, who does.
+
+    For work whose result both want, so that its lock's file goes with the lock: who gets it looks
+    whether it is still the file of that name. Where files cannot be locked nobody waits.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with path.open("a+") as file:
+            try:
+                got = _tried(file, PATIENCE)
+            except UserError:
+                got = None
+            if got is None:
+                yield
+                return
+            if not got:
+                tell(_signed(file))
+            elif _is_at(file, path):
+                _sign(file)
+                try:
+                    yield
+                finally:
+                    file.truncate(0)
+                    with contextlib.suppress(OSError):  # Windows keeps files that are open
+                        path.unlink()
+                    _release(file)
+                return
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def holder(path: Path) -> str | None:
     """Who holds the lock now, e.g. `process 4711 on host`; None if nobody does."""
     if not path.is_file():
@@ -69,12 +107,17 @@ def holder(path: Path) -> str | None:
         if _tried(file, 0.0):
             _release(file)
             return None
-        file.seek(0)
-        try:
-            said = json.loads(file.read())
-            return f"process {said['pid']} on {said['host']}"
-        except (ValueError, KeyError, TypeError):
-            return "another process"
+        return _signed(file)
+
+
+def _signed(file: IO[str]) -> str:
+    """Who holds a lock that is held."""
+    file.seek(0)
+    try:
+        said = json.loads(file.read())
+        return f"process {said['pid']} on {said['host']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
 
 
 def _tried(file: IO[str], patience: float) -> bool:

@@ -113,7 +113,7 @@ def test_sigterm_ends_the_driver_and_its_cluster(tmp_path, place):
     wait_for(lambda: list(out.glob("runs/*/0-0/run.json")), child)
     child.send_signal(signal.SIGTERM)
     _, said = child.communicate(timeout=60)
-    assert child.returncode == 130
+    assert child.returncode == 143
     assert "The same command goes on." in said.decode()
     assert "Traceback" not in said.decode()
     assert gone(place)

@@ -214,7 +214,9 @@ def test_options_that_cannot_be_parsed(capsys: Capture) -> None:
 
 
 def test_fetch_through_a_local_copy(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fetched(name: str, *, sha256: str | None, force: bool, progress: Any) -> pathlib.Path:
+    def fetched(
+        name: str, *, sha256: str | None, force: bool, progress: Any, tell: Any
+    ) -> pathlib.Path:
         assert (name, sha256, force) == ("pen-human-v1", None, True)
         progress(1_000_000, 2_000_000)
         progress(2_000_000, 2_000_000)
@@ -230,7 +232,7 @@ def test_fetch_through_a_local_copy(capsys: Capture, monkeypatch: pytest.MonkeyP
 
 def test_fetch_minari(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("icql.cli.data.fetch_minari", asked.append)
+    monkeypatch.setattr("icql.cli.data.fetch_minari", lambda name, _: asked.append(name))
     assert ask(capsys, "fetch", "minari:D4RL/door/human-v2")["path"] is None
     assert asked == ["D4RL/door/human-v2"]
 

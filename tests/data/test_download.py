@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import pathlib
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,6 +43,8 @@ class Server(ThreadingHTTPServer):
         self.marks_versions = True
         self.wrong_range = False
         self.seen: list[str | None] = []  # the Range of every request
+        self.asked, self.goes_on = threading.Event(), threading.Event()
+        self.goes_on.set()  # else it stops after half of a file
 
     @property
     def url(self) -> str:
@@ -77,7 +83,14 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("ETag", server.version)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body[: server.break_after.pop(0)] if server.break_after else body)
+        body = body[: server.break_after.pop(0)] if server.break_after else body
+        half = len(body) // 2
+        with contextlib.suppress(ConnectionError):  # of a process that was killed
+            self.wfile.write(body[:half])
+            self.wfile.flush()
+            server.asked.set()
+            server.goes_on.wait(60)
+            self.wfile.write(body[half:])
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
@@ -118,6 +131,48 @@ def server(
         yield server
         server.shutdown()
         thread.join()
+
+
+FETCHES = """
+import sys
+from icql.data.download import fetch
+print(fetch(sys.argv[1], tell=lambda said: print(said, flush=True)), flush=True)
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_two_processes_fetch_once_and_a_dead_one_holds_nobody_up(
+    server: Server, content: bytes, killed: bool
+) -> None:
+    def start() -> subprocess.Popen[str]:
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", FETCHES, NAME]
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+
+    server.goes_on.clear()  # the first gets half of it, then waits
+    first = start()
+    second = None
+    try:
+        assert server.asked.wait(60)
+        second = start()
+        assert second.stdout is not None
+        said = second.stdout.readline()
+        assert said.startswith(f"waiting for process {first.pid} on ")
+        assert said.endswith(f", which fetches {NAME}\n")
+        if killed:
+            first.kill()
+        server.goes_on.set()
+        assert second.stdout.readlines() == [f"{cached_file(NAME)}\n"]
+        assert second.wait() == 0
+    finally:
+        server.goes_on.set()
+        for child in filter(None, (first, second)):
+            child.kill()
+            child.communicate()
+    assert cached_file(NAME).read_bytes() == content
+    assert len(server.seen) == 1 + killed
+    names = {path.name for path in cached_file(NAME).parent.iterdir()}
+    assert names == {f"{NAME}.hdf5", f"{NAME}.hdf5.json"}
 
 
 def sha(content: bytes) -> str:

@@ -225,8 +225,10 @@ def test_minari_problems_of_writing_are_named(
         raise ValueError(f"no {name}")
 
     monkeypatch.setattr(minari, "download_dataset", offline)
-    with pytest.raises(UserError, match=r"minari:a/b-v0: it cannot be fetched \(no a/b-v0\)"):
-        fetch_minari("a/b-v0")
+    with pytest.raises(
+        UserError, match=r"minari:test/none-v0: it cannot be fetched \(no test/none-v0\)"
+    ):
+        fetch_minari("test/none-v0")
     assert capsys.readouterr().out == ""
 
 

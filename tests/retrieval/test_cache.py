@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -164,8 +168,10 @@ def test_a_damaged_entry_is_rebuilt(
 def test_a_second_writer_finds_the_entry_and_leaves_no_rubbish(
     data: Transitions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where files cannot be locked; elsewhere the second waits."""
     chosen = ContextSettings(k=4)
     real = neighbours_module._fill
+    monkeypatch.setattr(neighbours_module.cache, "building", lambda *_: contextlib.nullcontext())
 
     def race(*args: Any) -> Any:
         monkeypatch.setattr(neighbours_module, "_fill", real)
@@ -178,6 +184,68 @@ def test_a_second_writer_finds_the_entry_and_leaves_no_rubbish(
     assert len(list((tmp_path / "neighbours").iterdir())) == 1
     fresh = build_neighbours(data, chosen)
     assert_same((found.state, found.next_state), (fresh.state, fresh.next_state))
+
+
+BUILDS = """
+import json, sys, time
+from pathlib import Path
+import numpy as np
+from icql.retrieval import build_neighbours, neighbours
+from icql.settings.contexts import ContextSettings
+from retrieval.cases import transitions
+real, waits = neighbours._fill, []
+def slow(*args):
+    print("building", flush=True)
+    time.sleep(float(sys.argv[2]))
+    real(*args)
+def told(label, share):
+    if label.startswith("waiting") and label not in waits:
+        waits.append(label)
+        print(label, flush=True)
+neighbours._fill = slow
+data = transitions(np.random.default_rng(1).normal(size=(80, 3)))
+print("ready", flush=True)
+found = build_neighbours(
+    data, ContextSettings(k=4), cache_dir=Path(sys.argv[1]), progress=told
+)
+print(json.dumps([found.report.cached, found.state.tolist()]), flush=True)
+"""
+
+
+def builder(folder: Path, seconds: float) -> subprocess.Popen[str]:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", BUILDS, str(folder), str(seconds)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_second_process_waits_for_the_first_or_takes_over_from_a_dead_one(
+    data: Transitions, tmp_path: Path, killed: bool
+) -> None:
+    first = builder(tmp_path, 600.0 if killed else 2.0)
+    second = None
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "ready\n"
+        assert first.stdout.readline() == "building\n"
+        second = builder(tmp_path, 0.0)
+        assert second.stdout is not None
+        assert second.stdout.readline() == "ready\n"
+        said = [second.stdout.readline()]
+        if killed:
+            assert f"waiting for process {first.pid} on " in said[0]
+            first.kill()
+        said += second.stdout.readlines()
+        cached, table = json.loads(said[-1])
+        assert second.wait() == 0
+        assert cached is not killed
+        assert said.count("building\n") == killed
+    finally:
+        for child in filter(None, (first, second)):
+            child.kill()
+            child.communicate()
+    np.testing.assert_array_equal(table, build_neighbours(data, ContextSettings(k=4)).state)
+    assert len(list((tmp_path / "neighbours").iterdir())) == 1
 
 
 def test_exact_tables_are_the_same_entry_whoever_finds_them(

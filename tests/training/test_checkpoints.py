@@ -219,16 +219,55 @@ def test_a_run_goes_on_from_the_one_before_to_the_same_bits(
     assert "warning" not in capsys.readouterr().err
 
 
-def test_a_damaged_row_of_metrics_is_named(finished: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("harm", ["key", "bytes", "digit", "nested"])
+def test_a_damaged_row_of_metrics_loses_that_row_alone_and_is_said(
+    finished: Path, tmp_path: Path, harm: str, capsys: Any
+) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     path = out / "metrics.jsonl"
     lines = path.read_bytes().splitlines()
-    path.write_bytes(b"\n".join([*lines, lines[0][:20]]))  # cut off by a kill
-    assert len(list(RunFolder.open(out).rows())) == len(lines)
-    path.write_bytes(b"\n".join([b'{"stop": 1}', *lines[1:]]))
-    with pytest.raises(UserError, match=r"metrics\.jsonl: line 1 is damaged"):
-        list(RunFolder.open(out).rows())
-    path.write_bytes(b"\n".join([b"\xff" + lines[0][1:], *lines[1:]]))
-    with pytest.raises(UserError, match=r"metrics\.jsonl: line 1 is damaged"):
-        list(RunFolder.open(out).rows())
+    whole = list(RunFolder.open(out).rows())
+    assert len(whole) == len(lines)
+    one = {
+        "key": b'{"stop": 1}',
+        "bytes": b"\xff" + lines[1][1:],
+        "digit": lines[1].replace(b"0.", b"1.", 1),  # still JSON, still numbers
+        "nested": b"[" * 100_000,
+    }[harm]
+    assert one != lines[1]
+    path.write_bytes(b"\n".join([lines[0], one, *lines[2:], lines[0][:20]]))  # and a kill
+    said: list[str] = []
+    assert list(RunFolder.open(out).rows(said.append)) == whole[:1] + whole[2:]
+    assert len(said) == 1
+    assert "metrics.jsonl: line 2 damaged and passed over" in said[0]
+    assert main(["train", "--resume", "--out", str(out), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.count("line 2 damaged") == 1
+    before = json.loads((finished / "result.json").read_text())
+    assert json.loads(printed.out)["parameter_hash"] == before["parameter_hash"]
+    assert list(RunFolder.open(out).rows(said.append)) == whole[:1] + whole[2:]
+    assert len(said) == 1
+
+
+def test_rows_of_runs_made_before_there_were_checks_are_read(
+    finished: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    rows = list(RunFolder.open(out).rows())
+    (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert list(RunFolder.open(out).rows()) == rows
+
+
+def test_a_lost_last_evaluation_is_made_again(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    path = out / "metrics.jsonl"
+    whole = list(RunFolder.open(out).rows())
+    last = max(i for i, row in enumerate(whole) if row["kind"] == "evaluation")
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*lines[:last], b"?", *lines[last + 1 :], b""]))
+    icql.train(resume=True, out=out, quiet=True)
+    again = [row for row in RunFolder.open(out).rows() if row["kind"] == "evaluation"]
+    assert again[-1]["step"] == whole[last]["step"]

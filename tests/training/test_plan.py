@@ -166,7 +166,8 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert err.endswith(f"icql: interrupted. 'icql train --resume --out {out}' goes on.\n")
     monkeypatch.setattr("icql.training.trainer.examine", killed)  # nothing to go on with
     assert main([*options, "--out", str(tmp_path / "other")]) == 130
-    assert capsys.readouterr().err == "icql: interrupted.\n"
+    begins = "Whatever was written is whole; the same command begins anew."
+    assert capsys.readouterr().err == f"icql: interrupted. {begins}\n"
 
 
 def test_a_schedule_over_the_planned_updates_is_not_stretched(data: Path, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ def draw_values(values: Values, folder: Path) -> list[Path]:
     layered = [critic for critic in values.critics if critic.by_layer is not None]
     if layered:
         pictures |= {"q_by_layer": by_layer(layered), "c_statistics": matrices(layered)}
-    folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, picture in pictures.items():
         path = folder / f"{name}.png"

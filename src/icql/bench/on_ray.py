@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from icql.bench.records import BenchFolder, CellGroup, plain
 from icql.bench.runner import KEPT, is_done, run_groups, write_failure
 from icql.bench.status import status
-from icql.errors import UserError
+from icql.errors import Terminated, UserError
 from icql.progress import Display
 
 RETRIES = 5  # times a group is started again after its worker or node was lost
@@ -201,10 +201,13 @@ def _connected(address: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the driver as Ctrl-C does: schedulers send it."""
+    """SIGTERM ends the driver as Ctrl-C does: schedulers send it, and Ray would catch it."""
+    came = False
 
     def stop(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
+        nonlocal came
+        came = True
+        raise Terminated
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -212,6 +215,10 @@ def _stopped_by_sigterm() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except KeyboardInterrupt:
+        if came:  # Ray may raise another in its place
+            raise Terminated from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -27,7 +27,7 @@ from icql.data.datasets import EMBEDDED, examine, find_d4rl
 from icql.data.tasks import get_task
 from icql.data.transitions import Transitions
 from icql.errors import OutOfTime, UserError
-from icql.files import read_json
+from icql.files import move, read_json
 from icql.locks import held, holder
 from icql.progress import Display
 from icql.settings.change import leaves, names_of
@@ -334,7 +334,7 @@ def _begun(plan: Plan, out: Path, display: Display) -> Plan | None:
 def _set_aside(out: Path, error: UserError, display: Display) -> None:
     """Move a folder that cannot be gone on with out of the way; nothing is deleted."""
     aside = out.with_name(f"{out.name}.aside.{time.time_ns()}")
-    out.rename(aside)
+    move(out, aside)
     _resumes_path(out).unlink(missing_ok=True)
     display.say(f"warning: {error} It is {aside.name} now, and the run begins anew.")
 
@@ -355,16 +355,26 @@ def outcome_of(
 ) -> dict[str, Any]:
     """What decides nothing but follows from the cell: the final score, and the best apart."""
     curve = [[row["step"], row["score"][place]] for row in evaluations]
+    final, returns = _final(result, place)
     best = max(curve, key=lambda point: point[1]) if curve else None
     return {
-        "score": curve[-1][1] if curve else None,
-        "returns": evaluations[-1]["returns"][place] if curve else [],
+        "score": final,
+        "returns": returns,
         "best": None if best is None else {"step": best[0], "score": best[1]},
         "curve": curve,
         "behaviour_score": result["behaviour_score"],
         "warnings": result["warnings"],
         "parameter_hash": result["parameter_hash"],  # of all seeds that were trained together
     }
+
+
+def _final(result: Mapping[str, Any], place: int) -> tuple[float | None, list[float]]:
+    """Final score and returns of one member; not of the curve, whose last row may be lost."""
+    if (scores := result["score"]) is None:
+        return None, []
+    parts = scores.get("combinations", [scores])
+    per_seed = [score for part in parts for score in part["per_seed"]]
+    return per_seed[place], [returns for part in parts for returns in part["returns"]][place]
 
 
 def update_seconds(rows: Iterable[Mapping[str, Any]], resumed_at: Iterable[int]) -> float:

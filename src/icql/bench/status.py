@@ -24,6 +24,7 @@ def status(folder: BenchFolder) -> dict[str, Any]:
 
 def _standing(folder: BenchFolder, group: CellGroup) -> dict[str, Any]:
     found, wrong = folder.records(group)
+    lost = list[str]()  # rows of metrics
     who, failure = holder(folder.lock_path(group.key)), folder.failure(group)
     if who is not None:
         state = "running"
@@ -41,14 +42,15 @@ def _standing(folder: BenchFolder, group: CellGroup) -> dict[str, Any]:
         "finished": len(found),
         "state": state,
         "steps": group.run["steps"],
-        "step": _step(folder, group) if state != "done" else group.run["steps"],
+        "step": _step(folder, group, lost) if state != "done" else group.run["steps"],
         "holder": who,
         "error": None if failure is None or state == "done" else failure["error"],
-        "damaged": list(wrong.values()),
+        "damaged": [*wrong.values(), *lost],
     }
 
 
-def _step(folder: BenchFolder, group: CellGroup) -> int:
-    """The last update that a begun run has written down."""
-    steps = (row["step"] for _, path in folder.begun(group.key) for row in RunFolder(path).rows())
+def _step(folder: BenchFolder, group: CellGroup, lost: list[str]) -> int:
+    """The last update that a begun run has written down; damaged rows are told to `lost`."""
+    runs = [RunFolder(path) for _, path in folder.begun(group.key)]
+    steps = (row["step"] for run in runs for row in run.rows(lost.append))
     return max(steps, default=0)

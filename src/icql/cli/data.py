@@ -364,21 +364,29 @@ class Fetch(Options):
     force: Flag = False
     """Fetch it even if it is there."""
 
+    def going_on(self) -> str:
+        """What came of a D4RL file is kept."""
+        if self.name.startswith(PREFIX):
+            return super().going_on()
+        return "The same command goes on where it stopped."
+
     def execute(self) -> Result:
         """Fetch, with a bar."""
         name = self.name
         if name.startswith(PREFIX):
             if self.sha256 is not None:
                 raise UserError("Minari datasets have no checksum to compare.", where="--sha256")
-            fetch_minari(name.removeprefix(PREFIX))
+            fetch_minari(name.removeprefix(PREFIX), Display().say)
             result: Result = {"name": name, "path": None}
         else:
             url = url_of(name)
-            with Display().works() as show:
+            display = Display()
+            with display.works() as show:
                 path = fetch(
                     name,
                     sha256=self.sha256,
                     force=self.force,
+                    tell=display.say,
                     progress=lambda done, of: show(f"kB of {name}", done // 1000, of // 1000, ""),
                 )
             result = {"name": name, "path": str(path), "url": url, "bytes": path.stat().st_size}
@@ -409,6 +417,10 @@ class Collect(Options):
     """Steps that each sampled policy contributes; by default the recipe's."""
     work: Path | None = None
     """Folder of the training run; by default in --out."""
+
+    def going_on(self) -> str:
+        """There are checkpoints."""
+        return "The same command goes on where it stopped."
 
     def execute(self) -> Result:
         """Collect, with bars."""

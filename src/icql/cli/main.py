@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from icql._version import __version__
+from icql.cli.stopping import stopping_on_sigterm
 from icql.errors import PartlyFailed, UserError, nearest
 
 
@@ -139,7 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         _check_characters(arguments)
-        result = dispatch("icql", Group("", HELP, COMMANDS), arguments or ["--help"])
+        with stopping_on_sigterm():
+            result = dispatch("icql", Group("", HELP, COMMANDS), arguments or ["--help"])
         if result is not None:
             print(json.dumps(result, allow_nan=False))
         return 0 if arguments else UserError.exit_code
@@ -150,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except UserError as error:
         return _say(error, arguments)
-    except KeyboardInterrupt as stop:  # a command may say how to go on
+    except KeyboardInterrupt as stop:  # it says how to go on
         print(f"icql: interrupted. {stop}".rstrip(), file=sys.stderr)
         return getattr(stop, "exit_code", 130)
     except BrokenPipeError:
@@ -201,5 +203,8 @@ def dispatch(name: str, group: Group, argv: list[str]) -> dict[str, Any] | None:
     module, _, options = entry.options.partition(":")
     parse = getattr(import_module(f"icql.cli.{module}"), options).parse
     chosen = parse(f"{name} {command}", argv[1:])
-    result: dict[str, Any] = chosen.execute()
+    try:
+        result: dict[str, Any] = chosen.execute()
+    except KeyboardInterrupt as stop:
+        raise type(stop)(str(stop) or chosen.going_on()) from None
     return result if chosen.json else None

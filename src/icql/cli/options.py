@@ -30,6 +30,10 @@ class Options(ABC):
         if not self.json:
             print(line)
 
+    def going_on(self) -> str:
+        """What to do when it was interrupted, unless `execute` knows better."""
+        return "Whatever was written is whole; the same command begins anew."
+
     @abstractmethod
     def execute(self) -> Result:
         """Do it and say what came out; return what `--json` prints."""

@@ -91,6 +91,10 @@ class RunSuite(Options):
     quiet: Flag = False
     """Show no progress."""
 
+    def going_on(self) -> str:
+        """Finished cells are recorded, trainings have checkpoints."""
+        return "The same command goes on."
+
     def execute(self) -> Result:
         """Run and say what is finished and what failed."""
         from icql.bench.runner import Request, run_suite
@@ -113,10 +117,7 @@ class RunSuite(Options):
             seed=self.seed,
             run={name: value for name, value in asked.items() if value is not None},
         )
-        try:
-            result = run_suite(request, self.out, Display(quiet=self.quiet), work)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("The same command goes on.") from None
+        result = run_suite(request, self.out, Display(quiet=self.quiet), work)
         done = f"{result['finished']} of {result['cells']} cells are finished"
         self.say(f"{done}, {result['found_finished']} of them before")
         if result["out_of_time"]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import inspect
-import signal
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,7 +35,9 @@ class Train(Options, Generic[S]):
     --task; any of them can be changed by its name, e.g. --local.layers 8 --context.k 10.
 
     The run folder holds settings, metrics, checkpoints, policies, scores and plots. A run that was
-    stopped goes on, bit for bit, with: icql train --resume --out RUN
+    stopped goes on with: icql train --resume --out RUN
+    On CPUs of the same model and with the same versions that is bit for bit, on any number of
+    cores; what differs from where it was begun is said, and recorded in run.json.
 
     A run whose updates do not depend on the number planned gets longer with: … --resume --steps N
     """
@@ -127,21 +126,20 @@ class Train(Options, Generic[S]):
         from icql.training.trainer import run_training
 
         try:
-            with _stopping_on_sigterm():
-                result = run_training(
-                    plan,
-                    out=out,
-                    resume=self.resume,
-                    display=Display(),
-                    memory=memory,
-                    devices=self.devices,
-                    given=self.given,
-                    callbacks=callbacks,
-                )
+            result = run_training(
+                plan,
+                out=out,
+                resume=self.resume,
+                display=Display(),
+                memory=memory,
+                devices=self.devices,
+                given=self.given,
+                callbacks=callbacks,
+            )
         except KeyboardInterrupt as stop:
-            begun = RunFolder(out).manifest_path.exists()
-            how = f"'icql train --resume --out {out}' goes on." if begun else ""
-            raise type(stop)(how) from None
+            if not RunFolder(out).manifest_path.exists():
+                raise
+            raise type(stop)(f"'icql train --resume --out {out}' goes on.") from None
         if "run" in result:  # the first process of a group speaks for all
             self._show(result)
         return result
@@ -165,29 +163,6 @@ class Train(Options, Generic[S]):
         what = "judge RUN" if result["task"] is None else "evaluate RUN --episodes 20"
         self.say(f"look        icql inspect {result['run']}")
         self.say(f"next        icql {what.replace('RUN', result['run'])}")
-
-
-class Terminated(KeyboardInterrupt):
-    """The system asked the process to end; the shell's word for it is 128 + SIGTERM."""
-
-    exit_code = 128 + signal.SIGTERM
-
-
-@contextlib.contextmanager
-def _stopping_on_sigterm() -> Iterator[None]:
-    """End as after Ctrl-C when a cluster or a service wants the machine back."""
-
-    def stop(*_: Any) -> None:
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():  # only there signals are caught
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _names(argv: list[str]) -> Iterator[str]:

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from icql.errors import UserError
+from icql.files import scratch_folder
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -297,9 +297,8 @@ def check_packed(nbytes: int, stored: int, source: str) -> None:
 @contextmanager
 def scratch(beside: Path, memory: int | None = None) -> Iterator[Room]:
     """A room in a folder of its own within `beside`, which is gone afterwards."""
-    beside.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=beside, prefix=".scratch-", ignore_cleanup_errors=True) as folder:
-        yield Room(Path(folder), memory)
+    with scratch_folder(beside) as folder:
+        yield Room(folder, memory)
 
 
 def memory_limit() -> int:

@@ -6,6 +6,7 @@ name only when it is whole, and lies beside a record of its address, size and SH
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -21,7 +22,8 @@ from urllib.request import Request, urlopen
 
 from icql.data.tasks import get_task, is_task, list_tasks
 from icql.errors import UserError, nearest
-from icql.files import default_cache_dir, file_hash, write_json
+from icql.files import default_cache_dir, file_hash, make_folder, move, write_json
+from icql.locks import queued
 
 BASE = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
 BASE_VARIABLE = "ICQL_D4RL_URL"  # environment variable: a mirror with the same layout
@@ -61,7 +63,12 @@ def url_of(name: str) -> str:
 
 
 def fetch(
-    name: str, *, sha256: str | None = None, force: bool = False, progress: Listener | None = None
+    name: str,
+    *,
+    sha256: str | None = None,
+    force: bool = False,
+    progress: Listener | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Path:
     """Fetch a D4RL dataset into the cache, unless it is there and intact; returns its path.
 
@@ -71,6 +78,7 @@ def fetch(
             first download is recorded and later copies are held against that record.
         force: fetch it even if it is there.
         progress: called with the bytes done and in all.
+        tell: called with a sentence when another process fetches it and is waited for.
 
     Raises:
         UserError: an unknown name, no such file on the server, no connection after several
@@ -81,7 +89,20 @@ def fetch(
         raise UserError("must be 64 hexadecimal digits.", where="sha256")
     if path.is_file() and not force and _intact(path, sha256):
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    said = functools.cache(tell or (lambda _: None))  # once of each
+
+    def wait(who: str) -> None:
+        said(f"waiting for {who}, which fetches {name}")
+
+    make_folder(path.parent)
+    with queued(path.with_name(f".{path.name}.lock"), wait):
+        if path.is_file() and not force and _intact(path, sha256):  # by who was first
+            return path
+        return _fetched(url, path, sha256, progress)
+
+
+def _fetched(url: str, path: Path, sha256: str | None, progress: Listener | None) -> Path:
+    """Fetch a file to `path`; as `fetch`."""
     part = path.with_name(f"{path.name}.part")
     _download(url, part, progress)
     digest = file_hash(part)
@@ -101,7 +122,7 @@ def fetch(
                 fix=f"A proxy may have answered instead, or {BASE_VARIABLE} is wrong.",
             )
     write_json(_record(path), {"url": url, "bytes": part.stat().st_size, "sha256": digest})
-    os.replace(part, path)
+    move(part, path)
     _discard(part)
     return path
 

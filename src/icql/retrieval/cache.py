@@ -17,9 +17,8 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,8 @@ from numpy.typing import NDArray
 
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.files import atomic, file_hash, write_json
+from icql.files import atomic, file_hash, make_folder, move, scratch_folder, write_json
+from icql.locks import queued
 from icql.retrieval.approximate import Calibration
 from icql.retrieval.metric import Fitted, Ids, Rows, Space
 from icql.settings.contexts import ContextSettings
@@ -153,6 +153,16 @@ def load(cache_dir: Path, key: str) -> Neighbours | None:
             return None
 
 
+@contextlib.contextmanager
+def building(cache_dir: Path, key: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """Be the only process that builds the tables of `key`; while another does, `tell` hears who."""
+    entry = _entry(cache_dir, key)
+    with contextlib.ExitStack() as held:
+        with _usable(entry):
+            held.enter_context(queued(entry.with_name(f".lock-{key}"), tell))
+        yield
+
+
 def earlier(
     cache_dir: Path,
     transitions: Transitions,
@@ -183,7 +193,8 @@ class Draft:
     `calibrations` those of the parts of the dataset that were searched.
 
     Without a cache they are in memory; else in a folder named by their key and by how they are
-    `cut`. Two processes that build the same tables may share it: they write the same.
+    `cut`. Where processes cannot wait for each other (`building`) they may share it: they write the
+    same.
     """
 
     def __init__(
@@ -210,7 +221,7 @@ class Draft:
 
     def _go_on(self, folder: Path, shape: tuple[int, int]) -> None:
         """Take up what the folder holds; anything in it that does not fit is an error."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._offsets = [_create(folder / file, shape) for file in FILES]
         for path in folder.glob("rows-*.json"):
             start, mark = int(path.stem[5:]), json.loads(path.read_text())
@@ -308,7 +319,7 @@ class Draft:
                 if mark.name not in (*FILES, "meta.json"):
                     mark.unlink(missing_ok=True)
             try:
-                folder.rename(self._entry)
+                move(folder, self._entry)
             except OSError:
                 # Another process was first. The same key means the same tables: keep theirs.
                 if not self._entry.is_dir():
@@ -378,13 +389,8 @@ def _create(path: Path, shape: tuple[int, int]) -> int:
 
 def _remove(folder: Path) -> None:
     """Take a damaged entry away; moved aside first, so that nobody reads half of it."""
-    aside = Path(tempfile.mkdtemp(prefix=".old-", dir=folder.parent))
-    try:
-        folder.rename(aside / folder.name)
-    except FileNotFoundError:
-        pass  # another process has removed it
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with scratch_folder(folder.parent) as aside, contextlib.suppress(FileNotFoundError):
+        folder.rename(aside / folder.name)  # unless another process has removed it
 
 
 @contextlib.contextmanager

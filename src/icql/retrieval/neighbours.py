@@ -102,6 +102,31 @@ def build_neighbours(
         raise UserError(
             "with a limit the tables must be files.", where="memory", fix="Give a cache folder."
         )
+    built = partial(_built, transitions, settings, identity, engine, memory, old, space)
+    if cache_dir is None:
+        return built(None, partial(_after, told, fitting))
+    with cache.building(cache_dir, identity.key, partial(_wait, told, fitting)):
+        if (found := cache.load(cache_dir, identity.key)) is not None:  # by who was first
+            return replace(found, space=space)
+        return built(cache_dir, partial(_after, told, fitting))
+
+
+def _wait(told: Progress, done: float, who: str) -> None:
+    told(f"waiting for {who}, which builds the same tables", done)
+
+
+def _built(
+    transitions: Transitions,
+    settings: ContextSettings,
+    identity: cache.Identity,
+    engine: str,
+    memory: int | None,
+    old: Neighbours | None,
+    space: Space,
+    cache_dir: Path | None,
+    search: Progress,
+) -> Neighbours:
+    """Tables that are not in the cache; arguments as in `build_neighbours`."""
     source = f"{transitions.info.source or transitions.info.name}: "
     rewards, episode = transitions.rewards, transitions.episode
     retriever = Retriever(
@@ -118,7 +143,6 @@ def build_neighbours(
     start = time.monotonic()
     try:
         draft = Draft(identity, (len(transitions), settings.k), cache_dir, repr(schedule))
-        search = partial(_after, told, fitting)
         _fill(draft, retriever, transitions, schedule, old, search)
         report = _report(draft, schedule, engine, time.monotonic() - start)
         return replace(draft.publish(replace(report, space=settings.space)), space=space)

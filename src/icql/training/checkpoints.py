@@ -23,6 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from icql.errors import UserError
+from icql.files import make_folder
 
 KEPT = 2  # the newest, and one to fall back on
 SEAL = "icql"  # our part of what Orbax keeps beside a checkpoint
@@ -46,7 +47,7 @@ class Checkpoints:
             max_to_keep=KEPT, create=False, multiprocessing_options=alone
         )
         with self._said("checkpoints cannot be kept"):
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
             # the handler is named: else one look at a damaged folder decides how all are read
             handler = ocp.StandardCheckpointHandler()
             self._manager = ocp.CheckpointManager(

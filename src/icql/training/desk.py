@@ -123,7 +123,9 @@ class Desk(Bystander):
             step, states = self.checkpoints.newest(states, self.display.say)
         if step:
             self.display.say(f"resuming at update {step:,}")
-        self.log = MetricLog(self.folder, self.members, step, self.callbacks)
+        self.log = MetricLog(
+            self.folder, self.members, step, callbacks=self.callbacks, warn=self.display.say
+        )
         self._open.callback(self.log.close)
         work = self.display.work("training", self.plan.run.steps, step)
         self.work = self._open.enter_context(work)
@@ -181,9 +183,9 @@ class Desk(Bystander):
             graph = {"q": found.q, "v": found.v, "returns": found.returns, "weights": found.weights}
             save_arrays(self.folder.graph_path, graph)
         plan, task, info = self.plan, self.ready.task, self.ready.data.info
-        rows = list(self.folder.rows())
+        rows = self._rows_to_the_end(states)
         evaluations = [row for row in rows if row["kind"] == "evaluation"]
-        last = next(row for row in reversed(rows) if row["kind"] == "train")
+        last: dict[str, Any] = next((row for row in reversed(rows) if row["kind"] == "train"), {})
         result = {
             "run": str(self.folder.path),
             "algo": plan.algo,
@@ -202,12 +204,22 @@ class Desk(Bystander):
                 float(np.mean(info.episode_returns)) if info.episode_returns else None
             ),
             "parameter_hash": tree_hash(states),
+            "moves": self.folder.moves,
         }
         write_json(self.folder.result_path, result)
         draw_run(self.folder, self.ready.data, self.ready.neighbours)
         write_readme(self.folder, result)
         self.log.finish(result)
         return result
+
+    def _rows_to_the_end(self, states: Any) -> list[dict[str, Any]]:
+        """All rows; the last evaluation is made again where its row was damaged since."""
+        rows, end = list(self.folder.rows()), self.plan.run.steps
+        there = any(row["kind"] == "evaluation" and row["step"] == end for row in rows)
+        if self.plan.evaluates_at(end) and not there:
+            self._evaluate(states, end)
+            rows = list(self.folder.rows())
+        return rows
 
     def _drawn(self) -> dict[str, Any] | None:
         """How rows were drawn, where not uniformly."""

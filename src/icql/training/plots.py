@@ -35,8 +35,9 @@ def draw_run(folder: RunFolder, data: Transitions, neighbours: Neighbours | None
     if neighbours is not None:
         panels["neighbour_distance"] = lambda ax: _distances(ax, neighbours)
     drawn = [_draw(folder, name, [panel]) for name, panel in panels.items()]
-    losses = [name for name in train[0] if name.endswith("_loss")]
-    values = [name for name in ("q", "v", "advantage", "td_error") if name in train[0]]
+    named = train[0] if train else {}  # damaged rows are lost
+    losses = [name for name in named if name.endswith("_loss")]
+    values = [name for name in ("q", "v", "advantage", "td_error") if name in named]
     drawn += [
         _draw(folder, name, [partial(_curve, train=train, name=curve) for curve in curves])
         for name, curves in (("losses", losses), ("values", values))

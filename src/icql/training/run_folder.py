@@ -3,7 +3,7 @@
 run.json               what was asked: algorithm, settings, seeds, versions; the data's hash, names,
                        units and bounds
 space.npz              what distances of contexts are measured by, unless on raw columns
-metrics.jsonl          one JSON object per row: training metrics and evaluations
+metrics.jsonl          one JSON object per row, with a check: training metrics and evaluations
 tensorboard/           the same for TensorBoard
 checkpoints/           Orbax checkpoints of the full training state, each with a seal of its arrays
 policy.safetensors     final policies of all seeds, with their state normaliser
@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,16 @@ import numpy as np
 from icql.data.signals import Signals
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.files import atomic, read_json, write_json
+from icql.files import append, atomic, read_json, write_json
 from icql.locks import held, holder
+from icql.progress import Display
 from icql.settings.grid import Member
 from icql.training.callbacks import Begun, Callback, TensorBoard
+from icql.training.machine import changes
 
 FORMAT = 2
 LOCK = "lock"
+CHECK = "check"  # in a row of metrics: a short hash of the rest
 PLAN = ("algo", "task", "preset", "settings", "run", "seeds", "grid")  # what decides the outcome
 
 
@@ -90,15 +92,31 @@ class RunFolder:
                 )
             yield
 
-    def record(self, *, dataset: str, columns: str | None, steps: int) -> None:
-        """Write down what a resumed run may change: its data's place and its length."""
+    def record(
+        self, *, dataset: str, columns: str | None, steps: int, place: Mapping[str, str]
+    ) -> dict[str, list[str]]:
+        """Write down what a resumed run may change: its data's place, its length, its machine.
+
+        `place` are versions and the machine. Returns what changed of them since it was last run.
+        """
         manifest = self.manifest
+        before = manifest["versions"] | manifest.get("machine", {})
+        for move in self.moves:
+            before |= {name: new for name, (_, new) in move.items()}
+        if changed := changes(before, place):
+            manifest["moves"] = [*self.moves, changed]
         # the rest stays as it was written: a newer version would add settings that are new
         run = manifest["run"] | {"steps": steps}
         manifest |= {"dataset": dataset, "columns": columns, "run": run}
         if "seal" in manifest:
             manifest["seal"] = _seal(manifest)
         write_json(self.manifest_path, manifest)
+        return changed
+
+    @property
+    def moves(self) -> list[dict[str, list[str]]]:
+        """What changed of versions and machine whenever it was resumed elsewhere: [old, new]."""
+        return list(self.manifest.get("moves", ()))
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -184,25 +202,44 @@ class RunFolder:
                 fix="Name the right file with --dataset, in Python dataset=….",
             )
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Every row of metrics; a last line cut off by a kill is passed over."""
+    def rows(self, warn: Callable[[str], None] | None = None) -> Iterator[dict[str, Any]]:
+        """Every row of metrics but for damaged ones, of which `warn` is told (None: people are).
+
+        A last line cut off by a kill is passed over.
+        """
         if not self.metrics_path.is_file():
             return
-        lines = self.metrics_path.read_bytes().splitlines()
+        *lines, rest = self.metrics_path.read_bytes().split(b"\n")
+        damaged = []
         for number, line in enumerate(lines, start=1):
             try:
-                row = json.loads(line)
-                if not {"step", "kind"} <= row.keys():
-                    raise ValueError("no step or no kind")
+                yield _read_row(line)
             except (ValueError, AttributeError, RecursionError):
-                if number == len(lines):
-                    return
-                raise UserError(
-                    f"line {number} is damaged.",
-                    where=str(self.metrics_path),
-                    fix="Remove that line: updates and scores do not depend on it.",
-                ) from None
-            yield row
+                damaged.append(str(number))
+        with suppress(ValueError, AttributeError, RecursionError):
+            yield _read_row(rest)
+        if damaged:
+            which = f"line{'s' * (len(damaged) > 1)} {', '.join(damaged)}"
+            said = f"{self.metrics_path}: {which} damaged and passed over; updates do not need it."
+            (warn or Display().say)(f"warning: {said}")
+
+
+def _read_row(line: bytes) -> dict[str, Any]:
+    """A row of metrics without its check; a ValueError if it is not what was written."""
+    row: dict[str, Any] = json.loads(line)
+    check = row.pop(CHECK, None)
+    if not {"step", "kind"} <= row.keys() or check not in (None, _check(row)):
+        raise ValueError("not a row that was written")
+    return row
+
+
+def _row_line(row: Mapping[str, Any]) -> str:
+    return json.dumps({**row, CHECK: _check(row)}) + "\n"
+
+
+def _check(row: Mapping[str, Any]) -> str:
+    """Tells rows apart that differ in a digit; rows made before there was one have none."""
+    return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:8]
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
@@ -222,11 +259,13 @@ class MetricLog:
         folder: RunFolder,
         members: Sequence[Member],
         step: int,
+        *,
         callbacks: Sequence[Callback] = (),
+        warn: Callable[[str], None] | None = None,
     ) -> None:
-        kept = [row for row in folder.rows() if row["step"] <= step]
+        kept = [row for row in folder.rows(warn) if row["step"] <= step]
         with atomic(folder.metrics_path) as temporary:
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            temporary.write_text("".join(map(_row_line, kept)))
         self._path = folder.metrics_path
         self._tags = [member.label.replace(", ", "/").replace(" ", "") for member in members]
         self._told: list[Callback] = []
@@ -244,10 +283,7 @@ class MetricLog:
             for tag, number in zip(self._tags, numbers, strict=True)
         }
         plain = {name: np.asarray(x, np.float64).tolist() for name, x in values.items()}
-        with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, "kind": kind, **more, **plain}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append(self._path, _row_line({"step": step, "kind": kind, **more, **plain}))
         for callback in self._told if single else ():
             callback.on_metrics(step, single)
 

@@ -35,6 +35,7 @@ from icql.training.desk import Bystander, Desk, Prepared, check_finite
 from icql.training.device import Normaliser, fit_normaliser, reward_range
 from icql.training.draws import alias_of
 from icql.training.loop import Loop, check_memory, make_mesh
+from icql.training.machine import keep_threads, machine, say_changes
 from icql.training.plan import AUTO, Plan
 from icql.training.processes import agree, is_first, join_group, share, stopping_together
 from icql.training.run_folder import RunFolder
@@ -68,6 +69,8 @@ def run_training(
         OutOfTime: the time was up; resumed, the run ends as one that was never stopped.
     """
     join_group()
+    if resume and RunFolder(out).manifest_path.is_file():
+        keep_threads(RunFolder(out).manifest.get("machine", {}).get("threads"))
     if not is_first():
         display = Display(quiet=True)
     with contextlib.ExitStack() as owning:
@@ -131,13 +134,11 @@ def _run(
         # only now is everything known to fit together: a refused run leaves no folder behind
         if begun is None:
             owning.enter_context(RunFolder(out).owned())
-        folder = open_folder(plan, data, out, resume=resume)
+        folder = open_folder(plan, data, out, display, resume=resume)
         if (space := space_of(ready.neighbours)) is not None and not folder.space_path.exists():
             write_fitted(folder.space_path, space.fitted)
         display.say(f"run: {out}")
-        desk = Desk(
-            ready, folder, display, resume=resume, until=until, callbacks=callbacks
-        )
+        desk = Desk(ready, folder, display, resume=resume, until=until, callbacks=callbacks)
     with contextlib.closing(desk):
         return desk.finish(drive(plan, ready.loop, states, desk))
 
@@ -346,14 +347,23 @@ def open_environments(task: Task, data: Transitions) -> EnvPool:
     return pool
 
 
-def open_folder(plan: Plan, data: Transitions, out: Path, *, resume: bool) -> RunFolder:
+def open_folder(
+    plan: Plan, data: Transitions, out: Path, display: Display, *, resume: bool
+) -> RunFolder:
     """Make the run folder, or record what a resumed run may change: its length, its data's place.
 
     A result that is there stays until the run is finished again.
     """
     if resume:
         folder = RunFolder.open(out)
-        folder.record(dataset=plan.dataset, columns=plan.columns, steps=plan.run.steps)
+        moved = folder.record(
+            dataset=plan.dataset,
+            columns=plan.columns,
+            steps=plan.run.steps,
+            place=versions() | machine(),
+        )
+        if moved:
+            display.say(say_changes(moved))
         return folder
     manifest = {
         **dataclasses.asdict(plan),
@@ -362,5 +372,6 @@ def open_folder(plan: Plan, data: Transitions, out: Path, *, resume: bool) -> Ru
         "action_dim": data.action_dim,
         "signals": data.info.signals.as_json(),
         "versions": versions(),
+        "machine": machine(),
     }
     return RunFolder.create(out, manifest)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -26,8 +26,11 @@ from icql.data.signals import Signals
 from icql.data.tasks import Task, find_env_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
 from icql.errors import UserError
+from icql.files import atomic_folder
+from icql.locks import queued
 
 PREFIX = "minari:"
+ROOT = "MINARI_DATASETS_PATH"  # environment variable: where Minari keeps its datasets
 OWN = "icql"  # key of a dataset's metadata: JSON, the task's name and what the numbers are
 _ID = re.compile(r"[\w.-]+(/[\w.-]+)+-v\d+")
 
@@ -147,12 +150,17 @@ def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
         raise UserError(f"it cannot be written ({error}).", where=source) from error
 
 
-def fetch_minari(dataset_id: str) -> None:
-    """Fetch a remote Minari dataset into the local Minari folder."""
+def fetch_minari(dataset_id: str, tell: Callable[[str], None] | None = None) -> None:
+    """Fetch a remote Minari dataset into the local Minari folder; `tell` hears who else does."""
     source = f"{PREFIX}{dataset_id}"
-    minari = _minari(source)
+    minari, folder = _minari(source), _folder(dataset_id, source)
+    said = cache(tell or (lambda _: None))  # once of each
+    lock = folder.with_name(f".{folder.name}.lock")
     try:
-        with redirect_stdout(sys.stderr):  # Minari talks; standard output is for results
+        with (
+            queued(lock, lambda who: said(f"waiting for {who}, which fetches {source}")),
+            redirect_stdout(sys.stderr),  # Minari talks; standard output is for results
+        ):
             minari.download_dataset(dataset_id)
     except (OSError, KeyError, ValueError, ImportError) as error:
         raise UserError(
@@ -174,18 +182,21 @@ def _folder(dataset_id: str, source: str) -> Path:
 
 @contextmanager
 def _replaced(folder: Path) -> Iterator[None]:
-    """Set an older dataset aside; if the body fails it comes back and nothing else stays."""
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    if folder.exists():
-        folder.rename(aside)
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        if aside.exists():
-            aside.rename(folder)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
+    """Have Minari write elsewhere; the whole of it takes the place of an older dataset."""
+    root = Path(import_module("minari.storage.datasets_root_dir").get_dataset_path(""))
+    before = os.environ.get(ROOT)
+    with atomic_folder(folder) as made:
+        elsewhere = made.parent.parent / "minari"
+        os.environ[ROOT] = str(elsewhere)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[ROOT]
+            else:
+                os.environ[ROOT] = before
+        made.rmdir()
+        (elsewhere / folder.relative_to(root)).rename(made)
 
 
 def _box(rows: Floats, most: float) -> Any:

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,7 +25,7 @@ from icql.data.transitions import DataInfo, Source, Transitions
 from icql.data.validation.findings import Finding
 from icql.data.validation.rules import validate
 from icql.errors import UserError
-from icql.files import file_hash, read_json, write_json
+from icql.files import atomic_folder, file_hash, read_json, write_json
 
 FORMAT = 1
 # type and number of axes
@@ -47,18 +44,9 @@ def write_store(path: str | Path, source: Source, *, force: bool = False) -> Non
     """
     path = Path(path)
     check_free(path, force=force)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
-        made = folder / "new"
-        made.mkdir()
+    with atomic_folder(path) as made:
         findings = validate(source, Room(made))
         _describe(made, findings.usable(source.info.source), findings.warnings)
-        if path.exists():
-            os.replace(path, folder / "old")
-        os.replace(made, path)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_free(path: Path, *, force: bool) -> None:

@@ -17,18 +17,16 @@ from icql.bench.records import (
     BenchFolder,
     CellGroup,
     Damaged,
-    plain,
     read_sealed,
-    write_sealed,
 )
 from icql.bench.suites import Row, Suite
 from icql.data.datasets import EMBEDDED, examine, find_d4rl
 from icql.data.tasks import get_task
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.files import read_json
 from icql.locks import held, holder
 from icql.progress import Display
+from icql.seals import plain, write_sealed
 from icql.settings.change import leaves, names_of
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
@@ -314,12 +312,11 @@ def _set_aside(out: Path, error: UserError, display: Display) -> None:
 
 def _finished(out: Path) -> dict[str, Any] | None:
     """What a finished run says."""
-    path = RunFolder(out).result_path
-    if not path.is_file():
+    if not RunFolder(out).result_path.is_file():
         return None
     try:
-        return dict(read_json(path))
-    except (UserError, TypeError, ValueError):
+        return RunFolder.open(out).result()
+    except UserError:
         return None
 
 

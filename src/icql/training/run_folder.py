@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,10 +33,12 @@ from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.files import atomic, read_json, write_json
 from icql.locks import held, holder
+from icql.seals import DIGEST, agrees, digest, read_sealed, sealed, write_sealed
 from icql.settings.grid import Member
 
 FORMAT = 2
 LOCK = "lock"
+SUM = b', "crc": "'  # before the checksum at the end of a line of metrics
 PLAN = ("algo", "task", "preset", "settings", "run", "seeds", "grid")  # what decides the outcome
 
 
@@ -70,7 +73,8 @@ class RunFolder:
         """Start a new run in a folder that does not exist yet, or is empty."""
         cls.check_free(path)
         folder = cls(path)
-        write_json(folder.manifest_path, {"format": FORMAT, **manifest, "seal": _seal(manifest)})
+        whole = {"format": FORMAT, **manifest, "seal": _seal(manifest)}
+        write_sealed(folder.manifest_path, whole)
         return folder
 
     @contextmanager
@@ -93,7 +97,7 @@ class RunFolder:
         manifest |= {"dataset": dataset, "columns": columns, "run": run}
         if "seal" in manifest:
             manifest["seal"] = _seal(manifest)
-        write_json(self.manifest_path, manifest)
+        write_json(self.manifest_path, sealed(manifest) if DIGEST in manifest else manifest)
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -129,6 +133,57 @@ class RunFolder:
                 where=str(self.manifest_path),
                 fix="Put back what was there; other settings need a run of their own.",
             )
+        if self.is_sealed and not agrees(manifest):
+            raise UserError(
+                "was changed or is damaged: it does not match its digest.",
+                where=str(self.manifest_path),
+                fix="Put back what was there. Where the data lies now is said with --dataset.",
+            )
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether every file carries a digest; those of runs made before do not."""
+        return DIGEST in self.manifest
+
+    @property
+    def identity(self) -> str | None:
+        """What tells the files of this run from those of others; None: a run made before."""
+        if not self.is_sealed:
+            return None
+        return digest([self.plan_digest, self.manifest["data_hash"]])
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Keep what came out of the run."""
+        write_sealed(self.result_path, {**result, "of": self.identity})
+
+    def result(self) -> dict[str, Any]:
+        """What came out of the run.
+
+        Raises:
+            UserError: the run is not finished, or this is not what was written.
+        """
+        if not self.result_path.is_file():
+            raise UserError(
+                "the run is not finished.", where=str(self.path), fix="Go on with --resume."
+            )
+        return self._own(self.result_path, "Go on with --resume: it is then written anew.")
+
+    def write_judged(self, report: Mapping[str, Any]) -> None:
+        """Keep what `icql judge` said."""
+        write_sealed(self.judge_path, {**report, "of": self.identity})
+
+    def judged(self) -> dict[str, Any] | None:
+        """What `icql judge` said last; None if it was not asked."""
+        if not self.judge_path.is_file():
+            return None
+        return self._own(self.judge_path, "Ask again: icql judge RUN")
+
+    def _own(self, path: Path, fix: str) -> dict[str, Any]:
+        """A document of this very run, as it was written."""
+        content = read_sealed(path, needed=self.is_sealed, fix=fix)
+        if content.pop("of", None) != self.identity:
+            raise UserError("is that of another run.", where=str(path), fix=fix)
+        return content
 
     @property
     def plan_digest(self) -> str | None:
@@ -179,16 +234,25 @@ class RunFolder:
                 fix="Name the right file with --dataset, in Python dataset=….",
             )
 
+    def check_space(self, found: str) -> None:
+        """Refuse a space of contexts that is not the one which the run was begun with."""
+        expected = self.manifest.get("space")
+        if expected is not None and expected != found:
+            raise UserError(
+                "is not what the run was trained with: it was changed, or is that of another run.",
+                where=str(self.space_path),
+                fix="Put back the run's own file, or take it away: it is then found again.",
+            )
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every row of metrics; a last line cut off by a kill is passed over."""
         if not self.metrics_path.is_file():
             return
         lines = self.metrics_path.read_bytes().splitlines()
+        summed = any(SUM in line for line in lines)  # those of runs made before are not
         for number, line in enumerate(lines, start=1):
             try:
-                row = json.loads(line)
-                if not {"step", "kind"} <= row.keys():
-                    raise ValueError("no step or no kind")
+                row = _row(line, summed=summed)
             except (ValueError, AttributeError, RecursionError):
                 if number == len(lines):
                     return
@@ -206,6 +270,25 @@ def _seal(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
 
+def _line(row: Mapping[str, Any]) -> str:
+    """A row as it is written: with a checksum of the rest of its line."""
+    text = json.dumps(row)
+    return f'{text[:-1]}, "crc": "{zlib.crc32(text.encode()):08x}"}}\n'
+
+
+def _row(line: bytes, *, summed: bool) -> dict[str, Any]:
+    """What a line says; a ValueError or AttributeError where it is not what was written."""
+    if summed:
+        text, mark, crc = line.rpartition(SUM)
+        line = text + b"}"
+        if not mark or crc != b'%08x"}' % zlib.crc32(line):
+            raise ValueError("it does not match its checksum")
+    row: dict[str, Any] = json.loads(line)
+    if not {"step", "kind"} <= row.keys():
+        raise ValueError("no step or no kind")
+    return row
+
+
 class MetricLog:
     """Writes rows to `metrics.jsonl` and to TensorBoard, member by member, from `step` on.
 
@@ -217,7 +300,7 @@ class MetricLog:
 
         kept = [row for row in folder.rows() if row["step"] <= step]
         with atomic(folder.metrics_path) as temporary:
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            temporary.write_text("".join(map(_line, kept)))
         self._path = folder.metrics_path
         self._tags = [member.label.replace(", ", "/").replace(" ", "") for member in members]
         self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step)
@@ -230,7 +313,7 @@ class MetricLog:
                     self._board.add_scalar(f"{kind}/{name}/{tag}", float(number), step)
         plain = {name: np.asarray(x, np.float64).tolist() for name, x in values.items()}
         with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, "kind": kind, **more, **plain}) + "\n")
+            file.write(_line({"step": step, "kind": kind, **more, **plain}))
             file.flush()
             os.fsync(file.fileno())
 

@@ -119,9 +119,12 @@ def _run(
         # only now is everything known to fit together: a refused run leaves no folder behind
         if begun is None:
             owning.enter_context(RunFolder(out).owned())
-        folder = open_folder(plan, data, out, resume=resume)
-        if (space := space_of(ready.neighbours)) is not None and not folder.space_path.exists():
-            write_fitted(folder.space_path, space.fitted)
+        space = space_of(ready.neighbours)
+        folder = open_folder(plan, data, out, resume=resume, space=space)
+        if space is not None:
+            folder.check_space(space.digest)
+            if not folder.space_path.exists():
+                write_fitted(folder.space_path, space.fitted)
         display.say(f"run: {out}")
         desk = Desk(ready, folder, display, resume=resume)
     with contextlib.closing(desk):
@@ -327,7 +330,9 @@ def open_environments(task: Task, data: Transitions) -> EnvPool:
     return pool
 
 
-def open_folder(plan: Plan, data: Transitions, out: Path, *, resume: bool) -> RunFolder:
+def open_folder(
+    plan: Plan, data: Transitions, out: Path, *, resume: bool, space: Space | None = None
+) -> RunFolder:
     """Make the run folder, or record what a resumed run may change: its length, its data's place.
 
     A result that is there stays until the run is finished again.
@@ -342,6 +347,7 @@ def open_folder(plan: Plan, data: Transitions, out: Path, *, resume: bool) -> Ru
         "observation_dim": data.observation_dim,
         "action_dim": data.action_dim,
         "signals": data.info.signals.as_json(),
+        "space": None if space is None else space.digest,
         "versions": versions(),
     }
     return RunFolder.create(out, manifest)

@@ -155,6 +155,8 @@ def _read_arrays(path: Path, room: Room) -> dict[str, NDArray[Any]]:
             if name not in found:
                 listed = ", ".join(sorted(found)) or "nothing"
                 raise UserError(f"`{name}` is missing; it has {listed}.", where=str(path))
+        for member in archive.infolist():  # an array whose name is damaged must not go unnoticed
+            archive.open(member).close()
         names = [name for name in REQUIRED + OPTIONAL if name in found]
         headers = {name: _header(archive, name, path) for name in names}
         nbytes = sum(bytes_in_memory(*header) for header in headers.values())

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import platform
 import subprocess
@@ -28,6 +29,7 @@ BEGIN, END = "<!-- attack: begin -->", "<!-- attack: end -->"
 
 
 def main() -> int:
+    """Attack, and print the table."""
     options = _options()
     os.environ["JAX_PLATFORMS"] = "cpu"
     begin = time.monotonic()
@@ -39,7 +41,12 @@ def main() -> int:
             from attacks.kills import attack_by_kills
 
             tallies += attack_by_kills(
-                options.kills, options.seed, Path(name) / "kills", _tell, options.only
+                options.kills,
+                options.seed,
+                Path(name) / "kills",
+                _tell,
+                options.only,
+                60 * options.minutes,
             )
     seconds = time.monotonic() - begin
     wrong = [fault for tally in tallies for fault in tally.as_json()["faults"]]
@@ -61,13 +68,15 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--damages", type=int, default=600, help="damaged files in all")
-    parser.add_argument("--kills", type=int, default=110, help="kills in all")
+    parser.add_argument("--damages", type=int, default=420, help="damaged files in all")
+    parser.add_argument("--kills", type=int, default=105, help="kills in all")
     parser.add_argument("--seed", type=int, default=0, help="of every place and moment")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="after which no kill is begun any more"
+    )
     parser.add_argument("--only", default="", help="kinds whose name holds this")
     parser.add_argument("--json", action="store_true", help="the table for machines")
     parser.add_argument("--out", type=Path, help="a page to write the table into")
-    parser.add_argument("--kind", help=argparse.SUPPRESS)  # one kind, in a process of its own
     return parser.parse_args()
 
 
@@ -75,27 +84,34 @@ def _damages(options: argparse.Namespace, folder: Path) -> list[Tally]:
     """Every kind in a process of its own: one that crashes is a fault, not the end."""
     from attacks.stored import KINDS
 
-    kinds = [kind for kind in KINDS if options.only in kind]
-    tallies = []
-    for kind in kinds:
-        count = max(1, -(-options.damages // len(kinds)))
-        command = [sys.executable, "-m", "attacks.mutate", kind, str(count), str(options.seed)]
-        ended = subprocess.run(
-            [*command, str(folder / kind.replace(" ", "-"))],
-            capture_output=True,
-            text=True,
-            cwd=Path(__file__).parents[1],
-        )
-        tally = Tally(f"damage: {kind}")
-        try:
-            said = json.loads(ended.stdout.splitlines()[-1])
-            tally.attempts, tally.refused, tally.equal = said["counts"]
-            tally.faults = [(fault, what) for fault, what in said["faults"]]
-        except (ValueError, IndexError, KeyError):
-            tally.fault("traceback", f"{kind}: exit {ended.returncode}: {ended.stderr[-1500:]}")
+    kinds = {name: kind for name, kind in KINDS.items() if options.only in f"damage: {name}"}
+    count = max(1, -(-options.damages // max(1, len(kinds))))
+    groups: dict[object, list[str]] = {}
+    for name, kind in kinds.items():
+        groups.setdefault(kind.make, []).append(name)
+    tallies = {name: Tally(f"damage: {name}") for name in kinds}
+    for number, names in enumerate(groups.values()):
+        _attacked(names, [str(count), str(options.seed), str(folder / str(number))], tallies)
+    return list(tallies.values())
+
+
+def _attacked(names: list[str], arguments: list[str], tallies: dict[str, Tally]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "attacks.mutate", *arguments, *names],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    lines = [json.loads(x) for x in ended.stdout.splitlines() if x.startswith('{"kind"')]
+    found = {line["kind"]: line for line in lines}
+    for name in names:
+        tally = tallies[name]
+        if name in found:
+            tally.attempts, tally.refused, tally.equal = found[name]["counts"]
+            tally.faults = [(fault, what) for fault, what in found[name]["faults"]]
+        else:
+            tally.fault("traceback", f"{name}: exit {ended.returncode}: {ended.stderr[-1500:]}")
         _tell(f"{tally.name}: {tally.numbers}")
-        tallies.append(tally)
-    return tallies
 
 
 def _tell(line: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-BLOCKS = 3_000_000  # bytes for a search: many blocks, so that there are drafts
+BLOCKS = 18_000_000  # bytes for a search: many blocks, so that there are drafts
 
 
 def tables(data: Path, cache_dir: Path) -> None:
@@ -42,4 +42,7 @@ def collect(out: Path) -> None:
 
 if __name__ == "__main__":
     what, *paths = sys.argv[1:]
-    {"tables": tables, "collect": collect}[what](*map(Path, paths))
+    if what == "tables":
+        tables(*map(Path, paths))
+    else:
+        collect(*map(Path, paths))

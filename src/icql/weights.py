@@ -21,7 +21,7 @@ from icql.errors import UserError
 from icql.files import atomic
 
 Tree = TypeVar("Tree")
-DIGEST, OF = "sha256", "of"  # under these names among the file's notes
+DIGEST = "sha256"  # under this name among the file's notes, and whose the arrays are
 
 
 def named_arrays(tree: Any) -> dict[str, np.ndarray]:
@@ -41,9 +41,10 @@ def save_weights(path: Path, tree: Any, *, of: str | None = None) -> None:
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], *, of: str | None = None) -> None:
     """Write arrays by name and their hash as safetensors, atomically."""
     plain = {name: np.asarray(x, order="C") for name, x in arrays.items()}
-    notes = {DIGEST: _digest(plain)} | ({} if of is None else {OF: of})
+    # one note alone: safetensors writes several in any order, and equal runs have equal files
+    note = f"{_digest(plain)} {of or ''}".strip()
     with atomic(path) as temporary:
-        save_file(plain, temporary, metadata=notes)
+        save_file(plain, temporary, metadata={DIGEST: note})
 
 
 def load_arrays(path: Path, *, of: str | None = None) -> dict[str, np.ndarray]:
@@ -60,13 +61,14 @@ def load_arrays(path: Path, *, of: str | None = None) -> dict[str, np.ndarray]:
     # a type that NumPy does not have, in a header that is damaged, is a KeyError
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot be read as safetensors ({error}).", where=str(path)) from None
-    if notes is not None and notes.get(DIGEST) != _digest(arrays):
+    digest, _, whose = ("" if notes is None else notes.get(DIGEST, "")).partition(" ")
+    if notes is not None and digest != _digest(arrays):
         raise UserError(
             "its numbers are not those that were written: it was changed or is damaged.",
             where=str(path),
             fix="Take a copy that is whole, or train again.",
         )
-    if of is not None and (notes or {}).get(OF) != of:
+    if of is not None and whose != of:
         raise UserError(
             "is of another run.", where=str(path), fix="Put back the run's own file, or resume it."
         )

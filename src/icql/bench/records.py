@@ -193,9 +193,10 @@ class BenchFolder:
         with held(self.lock_path("asking"), LONG) as mine:
             if not mine:
                 raise UserError("another process holds it for too long.", where=str(self.path))
-            with contextlib.suppress(Damaged):  # then it is written anew
+            with contextlib.suppress(Damaged, KeyError, TypeError):  # then it is written anew
                 if (before := read_sealed(path)) is not None:
-                    group = group.joined(CellGroup.read(before))
+                    known = CellGroup.read(before)
+                    group = group.joined(known) if known.key == group.key else group
             write_sealed(path, dataclasses.asdict(group))
         return group
 
@@ -245,7 +246,12 @@ class BenchFolder:
     def failure(self, group: CellGroup) -> dict[str, Any] | None:
         """Why a group failed the last time; None if it did not."""
         try:
-            return read_sealed(self.failure_path(group.key))
+            content = read_sealed(self.failure_path(group.key))
+            if content is not None and (
+                content.get("group", group.key) != group.key or "error" not in content
+            ):
+                raise Damaged(f"{group.key}.json is not about this group")
+            return content
         except Damaged as error:
             return {"error": f"its failure was recorded, but {error}.", "kind": "Damaged"}
 

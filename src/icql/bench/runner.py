@@ -220,6 +220,7 @@ def write_failure(folder: BenchFolder, group: CellGroup, error: Exception) -> di
     failure = {
         "error": str(error) or type(error).__name__,
         "kind": type(error).__name__,
+        "group": group.key,
         "trace": "".join(traceback.format_exception(error, limit=-8)),
         "time": _now(),
     }
@@ -266,6 +267,14 @@ def train_cells(folder: BenchFolder, group: CellGroup, seeds: range, display: Di
         "time": _now(),
     }
     evaluations = [r for r in run.rows() if r["kind"] == "evaluation" and "score" in r]
+    if result["score"] is not None and (
+        not evaluations or evaluations[-1]["step"] != result["steps"]
+    ):
+        raise UserError(
+            "the last evaluation is missing.",
+            where=str(run.metrics_path),
+            fix=f"Move {out} away: the run is then made again.",
+        )
     there, _ = folder.records(dataclasses.replace(group, seeds=tuple(seeds)))
     for place, seed in enumerate(seeds):
         if seed in there:  # a finished cell is never written again
@@ -354,7 +363,7 @@ def _resumes(out: Path) -> list[int]:
     """The updates after which a run was resumed."""
     try:
         return list((read_sealed(_resumes_path(out)) or {"steps": []})["steps"])
-    except Damaged:
+    except (Damaged, KeyError):
         return []  # times alone follow from it
 
 

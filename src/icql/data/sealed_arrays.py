@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -22,10 +23,12 @@ from icql.files import atomic
 
 Arrays = Mapping[str, NDArray[Any]]
 HASH = "sha256"  # its name among the arrays
-# what NumPy and zipfile raise depends on where in the file the damage is
+# what NumPy and zipfile raise depends on where in the file the damage is: headers are parsed as
+# Python, archives may claim to be encrypted
 DAMAGE: tuple[type[Exception], ...] = (
     *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, SyntaxError),
     *(RuntimeError, MemoryError, OverflowError, zipfile.BadZipFile, zlib.error, struct.error),
+    tokenize.TokenError,
 )
 
 
@@ -48,6 +51,8 @@ def read_arrays(path: Path, bound: str) -> dict[str, NDArray[Any]]:
     except DAMAGE as error:
         said = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise UserError(f"cannot be read ({said}).", where=str(path)) from error
+    if not found:  # the end of an archive is gone, and with it the names of what is in it
+        raise UserError("holds nothing: it is damaged.", where=str(path))
     hashed = found.pop(HASH, None)
     if hashed is not None and hashed.tobytes() != _hashed(found, bound):
         raise UserError(

@@ -146,7 +146,7 @@ def train_online(
     """
     group = EnvGroup(task, settings.envs, settings.seed)
     sac = SAC(settings.sac, Spec(group.observation_dim, group.action_dim, settings.steps))
-    run, replay = _open(task, settings, folder, group, sac)
+    run, replay = open_run(task, settings, folder, group, sac)
     key = jax.random.key(settings.seed)
     tell = teller(progress, f"SAC on {task.env_id}", settings.steps, run.step)
     with EnvPool(task) as pool:
@@ -236,7 +236,7 @@ def asked_of(task: Task, settings: OnlineSettings) -> dict[str, Any]:
     return dict(plain({"task": asdict(task), "settings": asdict(settings)}))
 
 
-def _open(
+def open_run(
     task: Task, settings: OnlineSettings, folder: Path, group: EnvGroup, sac: SAC
 ) -> tuple[OnlineRun, Replay]:
     """A fresh run, or the one in `folder` as its last checkpoint left it."""

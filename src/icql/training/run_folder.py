@@ -152,9 +152,15 @@ class RunFolder:
             return None
         return digest([self.plan_digest, self.manifest["data_hash"]])
 
+    @property
+    def sum_start(self) -> int:
+        """Where the checksums of metrics begin, so that no other run's lines have them."""
+        whose = self.identity if self.manifest_path.is_file() else None
+        return zlib.crc32((whose or "").encode())
+
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Keep what came out of the run."""
-        write_sealed(self.result_path, {**result, "of": self.identity})
+        write_sealed(self.result_path, {**result, "of": self._name(self.result_path)})
 
     def result(self) -> dict[str, Any]:
         """What came out of the run.
@@ -170,7 +176,7 @@ class RunFolder:
 
     def write_judged(self, report: Mapping[str, Any]) -> None:
         """Keep what `icql judge` said."""
-        write_sealed(self.judge_path, {**report, "of": self.identity})
+        write_sealed(self.judge_path, {**report, "of": self._name(self.judge_path)})
 
     def judged(self) -> dict[str, Any] | None:
         """What `icql judge` said last; None if it was not asked."""
@@ -181,9 +187,13 @@ class RunFolder:
     def _own(self, path: Path, fix: str) -> dict[str, Any]:
         """A document of this very run, as it was written."""
         content = read_sealed(path, needed=self.is_sealed, fix=fix)
-        if content.pop("of", None) != self.identity:
+        if content.pop("of", None) != self._name(path):
             raise UserError("is that of another run.", where=str(path), fix=fix)
         return content
+
+    def _name(self, path: Path) -> str | None:
+        """What tells a file of this run from its others and from those of other runs."""
+        return None if self.identity is None else f"{self.identity} {path.name}"
 
     @property
     def plan_digest(self) -> str | None:
@@ -250,9 +260,10 @@ class RunFolder:
             return
         lines = self.metrics_path.read_bytes().splitlines()
         summed = any(SUM in line for line in lines)  # those of runs made before are not
+        start = self.sum_start
         for number, line in enumerate(lines, start=1):
             try:
-                row = _row(line, summed=summed)
+                row = _row(line, start if summed else None)
             except (ValueError, AttributeError, RecursionError):
                 if number == len(lines):
                     return
@@ -270,18 +281,21 @@ def _seal(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def _line(row: Mapping[str, Any], start: int) -> str:
     """A row as it is written: with a checksum of the rest of its line."""
     text = json.dumps(row)
-    return f'{text[:-1]}, "crc": "{zlib.crc32(text.encode()):08x}"}}\n'
+    return f'{text[:-1]}, "crc": "{zlib.crc32(text.encode(), start):08x}"}}\n'
 
 
-def _row(line: bytes, *, summed: bool) -> dict[str, Any]:
-    """What a line says; a ValueError or AttributeError where it is not what was written."""
-    if summed:
+def _row(line: bytes, start: int | None) -> dict[str, Any]:
+    """What a line says; a ValueError or AttributeError where it is not what was written.
+
+    `start` is where checksums begin; None: lines have none.
+    """
+    if start is not None:
         text, mark, crc = line.rpartition(SUM)
         line = text + b"}"
-        if not mark or crc != b'%08x"}' % zlib.crc32(line):
+        if not mark or crc != b'%08x"}' % zlib.crc32(line, start):
             raise ValueError("it does not match its checksum")
     row: dict[str, Any] = json.loads(line)
     if not {"step", "kind"} <= row.keys():
@@ -300,8 +314,8 @@ class MetricLog:
 
         kept = [row for row in folder.rows() if row["step"] <= step]
         with atomic(folder.metrics_path) as temporary:
-            temporary.write_text("".join(map(_line, kept)))
-        self._path = folder.metrics_path
+            temporary.write_text("".join(_line(row, folder.sum_start) for row in kept))
+        self._path, self._start = folder.metrics_path, folder.sum_start
         self._tags = [member.label.replace(", ", "/").replace(" ", "") for member in members]
         self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step)
 
@@ -313,7 +327,7 @@ class MetricLog:
                     self._board.add_scalar(f"{kind}/{name}/{tag}", float(number), step)
         plain = {name: np.asarray(x, np.float64).tolist() for name, x in values.items()}
         with self._path.open("a") as file:
-            file.write(_line({"step": step, "kind": kind, **more, **plain}))
+            file.write(_line({"step": step, "kind": kind, **more, **plain}, self._start))
             file.flush()
             os.fsync(file.fileno())
 

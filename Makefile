@@ -1,5 +1,6 @@
 # make demo   set up; cloning, IQL and our default on the embedded data, side by side
 # make test   set up and run every check: format, lint, types, tests
+# make attack damage every kind of stored file and kill everything that runs (docs/reliability.md)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -9,7 +10,7 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 SMALL  := --seeds 2 --steps 20000 --evaluate-every 20000 --episodes 20 --batch-size 128 --policy.hidden 128 128
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test format setup clean
+.PHONY: demo test attack format setup clean
 
 setup: $(STAMP)
 
@@ -31,6 +32,9 @@ test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 5 --dist loadfile
+
+attack: $(STAMP)
+	$(BIN)/python -m attacks
 
 format: $(STAMP)
 	$(BIN)/ruff format .

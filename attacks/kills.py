@@ -69,7 +69,8 @@ def attack_by_kills(
 ) -> list[Tally]:
     """Kill every kind of work its share of `kills` times; returns one line of the table for each.
 
-    After `seconds` nothing new is begun. Two are at work at once, as there are two cores on small machines.
+    After `seconds` nothing new is begun. Two are at work at once, as there are two cores on small
+    machines.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _server(folder) as url:

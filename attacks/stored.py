@@ -185,7 +185,7 @@ def _make_metrics(folder: Path, seed: int) -> None:
     run = RunFolder.create(folder / "run", plan)
     log = MetricLog(run, [Member(seed, {})], 0)
     for step in range(1, 20):
-        log.write(step, "train", {"loss": np.array([1 / (step + seed)])}, seconds=step)
+        log.write(step, "train", {"loss": np.array([1 / (step + seed)])}, seconds=float(step))
     log.close()
     shutil.rmtree(folder / "run" / "tensorboard")
     (folder / "rows.json").write_text("\n".join(json.dumps(row) for row in run.rows()))

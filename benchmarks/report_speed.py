@@ -19,9 +19,10 @@ import tyro
 
 from icql.algos.presets import resolve_preset
 from icql.bench.published import published
-from icql.bench.records import Asked, BenchFolder, CellGroup, plain
+from icql.bench.records import Asked, BenchFolder, CellGroup
 from icql.bench.report import gather, write_report
 from icql.bench.suites import get_suite
+from icql.seals import plain
 
 SUITES = ("extended", "retrieval")
 POINTS = 20  # of a learning curve

@@ -18,10 +18,11 @@ import pytest
 from scipy import stats
 
 import browser
-from icql.bench.records import Asked, BenchFolder, CellGroup, write_sealed
+from icql.bench.records import Asked, BenchFolder, CellGroup
 from icql.bench.report import Report, gather, write_report
 from icql.bench.svg import ticks
 from icql.cli import main
+from icql.seals import write_sealed
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "report_speed.py"
 VOID = {"meta", "br", "line", "circle", "rect", "polyline"}  # of what the page uses

@@ -21,7 +21,7 @@ from attacks.stored import KINDS
 from attacks.tally import Tally
 
 LONGER = int(os.environ.get("ICQL_FUZZ", "0"))
-MANY, FEW = 20, 8  # attacks in the ordinary suite; few where reading takes long
+MANY, FEW = 12, 4  # attacks in the ordinary suite; few where reading takes long
 SLOW = ("weights", "space of contexts", "solved graph", "SAC run", "checkpoints")
 
 

@@ -1,6 +1,7 @@
 # make demo   set up; cloning, IQL and our default on the embedded data, side by side
 # make results  docs/results.md and its picture from the records in results/
 # make test   set up and run every check: format, lint, types, tests
+# make attack damage every kind of stored file and kill everything that runs (docs/reliability.md)
 # make audit  compare what is installed with requirements-dev.lock and with what pip recorded
 # make wheel-check  build the wheel, install it alone with requirements.lock, run it
 # make lock   write the locks and docs/licences.md anew from constraints.txt
@@ -13,7 +14,7 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 SMALL  := --seeds 2 --steps 20000 --evaluate-every 20000 --episodes 20 --batch-size 128 --policy.hidden 128 128
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo results test audit wheel-check lock format setup clean
+.PHONY: demo results test attack audit wheel-check lock format setup clean
 
 setup: $(STAMP)
 
@@ -48,6 +49,9 @@ wheel-check: $(STAMP)
 lock: $(STAMP)
 	$(BIN)/python scripts/supply_chain.py lock
 	$(BIN)/python scripts/supply_chain.py licences
+
+attack: $(STAMP)
+	$(BIN)/python -m attacks
 
 format: $(STAMP)
 	$(BIN)/ruff format .

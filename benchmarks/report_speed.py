@@ -20,9 +20,10 @@ import tyro
 from icql.algos.presets import resolve_preset
 from icql.bench.analyses import critic_analysis_path, data_analysis_path
 from icql.bench.published import published
-from icql.bench.records import Asked, BenchFolder, CellGroup, digest, plain, write_sealed
+from icql.bench.records import Asked, BenchFolder, CellGroup
 from icql.bench.report import gather, write_report
 from icql.bench.suites import get_suite
+from icql.seals import digest, plain, write_sealed
 
 SUITES = ("extended", "retrieval")
 POINTS = 20  # of a learning curve

@@ -21,7 +21,7 @@ from icql.errors import UserError
 from icql.files import atomic
 
 Tree = TypeVar("Tree")
-DIGEST = "sha256"  # under this name among the file's notes
+DIGEST = "sha256"  # under this name among the file's notes, and whose the arrays are
 
 
 def named_arrays(tree: Any) -> dict[str, np.ndarray]:
@@ -33,20 +33,25 @@ def named_arrays(tree: Any) -> dict[str, np.ndarray]:
     }
 
 
-def save_weights(path: Path, tree: Any) -> None:
-    """Write the arrays of a pytree as safetensors, atomically."""
-    save_arrays(path, named_arrays(tree))
+def save_weights(path: Path, tree: Any, *, of: str | None = None) -> None:
+    """Write the arrays of a pytree as safetensors, atomically; `of` says whose they are."""
+    save_arrays(path, named_arrays(tree), of=of)
 
 
-def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], *, of: str | None = None) -> None:
     """Write arrays by name and their hash as safetensors, atomically."""
     plain = {name: np.asarray(x, order="C") for name, x in arrays.items()}
+    # one note alone: safetensors writes several in any order, and equal runs have equal files
+    note = f"{_digest(plain)} {of or ''}".strip()
     with atomic(path) as temporary:
-        save_file(plain, temporary, metadata={DIGEST: _digest(plain)})
+        save_file(plain, temporary, metadata={DIGEST: note})
 
 
-def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file by name, if they are those that were written."""
+def load_arrays(path: Path, *, of: str | None = None) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file by name, if they are those that were written.
+
+    Given `of`, they have to be those of that very run.
+    """
     if not path.is_file():
         raise UserError("there is no such file.", where=str(path))
     try:
@@ -56,18 +61,23 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
     # a type that NumPy does not have, in a header that is damaged, is a KeyError
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot be read as safetensors ({error}).", where=str(path)) from None
-    if notes is not None and notes.get(DIGEST) != _digest(arrays):
+    digest, _, whose = ("" if notes is None else notes.get(DIGEST, "")).partition(" ")
+    if notes is not None and digest != _digest(arrays):
         raise UserError(
             "its numbers are not those that were written: it was changed or is damaged.",
             where=str(path),
             fix="Take a copy that is whole, or train again.",
         )
+    if of is not None and whose != of:
+        raise UserError(
+            "is of another run.", where=str(path), fix="Put back the run's own file, or resume it."
+        )
     return arrays
 
 
-def load_weights(path: Path, like: Tree) -> Tree:
+def load_weights(path: Path, like: Tree, *, of: str | None = None) -> Tree:
     """Fill a pytree shaped as `like` (arrays or shape structs) from a safetensors file."""
-    stored = load_arrays(path)
+    stored = load_arrays(path, of=of)
 
     def fill(key: tuple[Any, ...], leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray):

@@ -21,9 +21,10 @@ import pytest
 from bench import small_suite
 from bench.small_suite import ON_RAY, RUN, outcomes, request, run
 from icql.bench import on_ray
-from icql.bench.records import BenchFolder, plain
+from icql.bench.records import BenchFolder
 from icql.cli import main
 from icql.errors import UserError
+from icql.seals import plain
 
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None,

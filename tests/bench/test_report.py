@@ -21,10 +21,11 @@ from scipy import stats
 import browser
 from icql.bench.analyses import critic_analysis_path
 from icql.bench.costs import costs
-from icql.bench.records import Asked, BenchFolder, CellGroup, write_sealed
+from icql.bench.records import Asked, BenchFolder, CellGroup
 from icql.bench.report import Report, TableCell, gather, write_report
 from icql.bench.svg import LEVELS, dot_map, ticks
 from icql.cli import main
+from icql.seals import write_sealed
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "report_speed.py"
 VOID = {"meta", "br", "line", "circle", "rect", "polyline", "path"}  # of what the page uses

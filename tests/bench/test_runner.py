@@ -23,13 +23,14 @@ from bench.small_suite import RUN, SUITE, TINY, outcomes, request, run
 from icql.analysis.brief import brief_rows
 from icql.bench import runner
 from icql.bench.analyses import analyses_of
-from icql.bench.records import BenchFolder, Damaged, read_sealed, write_sealed
+from icql.bench.records import BenchFolder, Damaged, read_sealed
 from icql.bench.status import status
 from icql.bench.suites import Row, get_suite, suites
 from icql.cli import main
 from icql.errors import OutOfTime, UserError
 from icql.locks import held, holder
 from icql.progress import Display
+from icql.seals import write_sealed
 
 QUICK = {"steps": 4, "evaluate_every": 4, "checkpoint_every": 4, "log_every": 4, "episodes": 1}
 

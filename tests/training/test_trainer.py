@@ -101,7 +101,7 @@ def test_the_run_folder_holds_everything(trained):
     ):
         assert (folder.path / name).stat().st_size > 0, name
     assert any((folder.path / "tensorboard").iterdir())
-    assert json.loads(folder.result_path.read_text()) == trained
+    assert folder.result() == trained
     kinds = [row["kind"] for row in folder.rows()]
     assert kinds.count("evaluation") == 2
     assert folder.manifest["data_hash"] == trained["data_hash"]

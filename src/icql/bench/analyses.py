@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from icql.bench.records import BenchFolder, CellGroup, Damaged, read_sealed, write_sealed
+from icql.bench.records import BenchFolder, CellGroup, Damaged, read_sealed
 from icql.progress import Display
+from icql.seals import write_sealed
 
 
 def data_analysis_path(folder: BenchFolder, group: CellGroup) -> Path:

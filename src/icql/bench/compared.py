@@ -12,7 +12,6 @@ from icql.bench.records import Asked, CellGroup
 from icql.bench.report import Report, Table, TableCell, unequal
 from icql.bench.runner import outcome_of, update_seconds
 from icql.bench.suites import Suite
-from icql.files import read_json
 from icql.settings.grid import combinations, say_settings
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
@@ -45,7 +44,7 @@ def report_of(runs: Sequence[Path]) -> Report:
 
 def _cells(run: Path) -> list[TableCell]:
     folder = RunFolder.open(run)
-    plan, result = Plan.read(folder), read_json(folder.result_path)
+    plan, result = Plan.read(folder), folder.result()
     rows = list(folder.rows())
     evaluations = [row for row in rows if row["kind"] == "evaluation" and "score" in row]
     shared = {

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from icql.bench.analyses import analyses_of, critic_analysis_path, data_analysis_path
-from icql.bench.records import BenchFolder, CellGroup, write_sealed
+from icql.bench.records import BenchFolder, CellGroup
 from icql.errors import UserError
+from icql.seals import write_sealed
 
 
 def merge(sources: Iterable[Path], out: Path) -> dict[str, Any]:

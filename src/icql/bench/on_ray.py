@@ -20,11 +20,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from icql.bench.records import BenchFolder, CellGroup, plain
+from icql.bench.records import BenchFolder, CellGroup
 from icql.bench.runner import KEPT, is_done, run_groups, write_failure
 from icql.bench.status import status
 from icql.errors import Terminated, UserError
 from icql.progress import Display
+from icql.seals import plain
 
 RETRIES = 5  # times a group is started again after its worker or node was lost
 LOOK = 30.0  # seconds between two lines about what is running

@@ -18,16 +18,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from icql import seals
 from icql.errors import UserError
 from icql.files import read_json, write_json
 from icql.locks import held
+from icql.seals import digest, plain, write_sealed
 
 FORMAT = 1
 LONG = 60.0  # seconds to wait for another process that writes down what is asked
@@ -110,23 +110,6 @@ class CellGroup:
         return cls(**values | {"seeds": tuple(values["seeds"])})
 
 
-def plain(content: Any) -> Any:
-    """Return content as JSON gives it back."""
-    return json.loads(json.dumps(content, allow_nan=False))
-
-
-def digest(content: Any) -> str:
-    """SHA-256 of content as JSON, whatever the order of its keys."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
-    """Write content with a digest of itself, whole or not at all."""
-    simple = plain(dict(content))
-    write_json(path, simple | {"digest": digest(simple)})
-
-
 def read_sealed(path: Path) -> dict[str, Any] | None:
     """Return what was written; None if nothing is there.
 
@@ -136,13 +119,9 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        content = read_json(path)
-        seal = content.pop("digest")
-    except (UserError, OSError, AttributeError, KeyError, TypeError) as error:
-        raise Damaged(f"{path.name} cannot be read ({error})") from None
-    if seal != digest(content):
-        raise Damaged(f"{path.name} does not agree with its own digest")
-    return dict(content)
+        return seals.read_sealed(path)
+    except (UserError, OSError) as error:
+        raise Damaged(f"{path.name} cannot be believed ({error})") from None
 
 
 class BenchFolder:
@@ -215,9 +194,10 @@ class BenchFolder:
         with held(self.lock_path("asking"), LONG) as mine:
             if not mine:
                 raise UserError("another process holds it for too long.", where=str(self.path))
-            with contextlib.suppress(Damaged):  # then it is written anew
+            with contextlib.suppress(Damaged, KeyError, TypeError):  # then it is written anew
                 if (before := read_sealed(path)) is not None:
-                    group = group.joined(CellGroup.read(before))
+                    known = CellGroup.read(before)
+                    group = group.joined(known) if known.key == group.key else group
             write_sealed(path, dataclasses.asdict(group))
         return group
 
@@ -267,7 +247,12 @@ class BenchFolder:
     def failure(self, group: CellGroup) -> dict[str, Any] | None:
         """Why a group failed the last time; None if it did not."""
         try:
-            return read_sealed(self.failure_path(group.key))
+            content = read_sealed(self.failure_path(group.key))
+            if content is not None and (
+                content.get("group", group.key) != group.key or "error" not in content
+            ):
+                raise Damaged(f"{group.key}.json is not about this group")
+            return content
         except Damaged as error:
             return {"error": f"its failure was recorded, but {error}.", "kind": "Damaged"}
 

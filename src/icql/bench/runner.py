@@ -18,18 +18,17 @@ from icql.bench.records import (
     BenchFolder,
     CellGroup,
     Damaged,
-    plain,
     read_sealed,
-    write_sealed,
 )
 from icql.bench.suites import Row, Suite
 from icql.data.datasets import EMBEDDED, examine, find_d4rl
 from icql.data.tasks import get_task
 from icql.data.transitions import Transitions
 from icql.errors import OutOfTime, UserError
-from icql.files import move, read_json
+from icql.files import move
 from icql.locks import held, holder
 from icql.progress import Display
+from icql.seals import plain, write_sealed
 from icql.settings.change import leaves, names_of
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
@@ -241,6 +240,7 @@ def write_failure(folder: BenchFolder, group: CellGroup, error: Exception) -> di
     failure = {
         "error": str(error) or type(error).__name__,
         "kind": type(error).__name__,
+        "group": group.key,
         "trace": "".join(traceback.format_exception(error, limit=-8)),
         "time": _now(),
     }
@@ -294,6 +294,14 @@ def train_cells(
         "time": _now(),
     }
     evaluations = [r for r in run.rows() if r["kind"] == "evaluation" and "score" in r]
+    if result["score"] is not None and (
+        not evaluations or evaluations[-1]["step"] != result["steps"]
+    ):
+        raise UserError(
+            "the last evaluation is missing.",
+            where=str(run.metrics_path),
+            fix=f"Move {out} away: the run is then made again.",
+        )
     analyse(folder, group, out, display)  # before the records: whatever is finished has been tried
     there, _ = folder.records(dataclasses.replace(group, seeds=tuple(seeds)))
     for place, seed in enumerate(seeds):
@@ -341,12 +349,11 @@ def _set_aside(out: Path, error: UserError, display: Display) -> None:
 
 def _finished(out: Path) -> dict[str, Any] | None:
     """What a finished run says."""
-    path = RunFolder(out).result_path
-    if not path.is_file():
+    if not RunFolder(out).result_path.is_file():
         return None
     try:
-        return dict(read_json(path))
-    except (UserError, TypeError, ValueError):
+        return RunFolder.open(out).result()
+    except UserError:
         return None
 
 
@@ -394,7 +401,7 @@ def _resumes(out: Path) -> list[int]:
     """The updates after which a run was resumed."""
     try:
         return list((read_sealed(_resumes_path(out)) or {"steps": []})["steps"])
-    except Damaged:
+    except (Damaged, KeyError):
         return []  # times alone follow from it
 
 

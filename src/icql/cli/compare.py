@@ -10,7 +10,7 @@ import tyro
 
 from icql.cli.options import Options, Result
 from icql.errors import UserError
-from icql.files import atomic, read_json
+from icql.files import atomic
 from icql.settings.grid import say_settings
 from icql.training.run_folder import RunFolder
 
@@ -71,9 +71,7 @@ def _rows(run: Path) -> list[dict[str, Any]]:
     from icql.evaluation.scores import summary
 
     folder = RunFolder.open(run)
-    if not folder.result_path.is_file():
-        raise UserError("the run is not finished.", where=str(run), fix="Go on with --resume.")
-    result = read_json(folder.result_path)
+    result = folder.result()
     if result["score"] is None:
         raise UserError(
             "has no score: no episodes were played.", where=str(run), fix="Run icql evaluate on it."

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from icql.data.arrays import IN_MEMORY, Room, scratch
-from icql.data.download import cached_file
+from icql.data.download import cached_file, check_fetched
 from icql.data.faults import LogError
 from icql.data.formats.bounds import with_bounds
 from icql.data.formats.csv_log import read_csv
@@ -318,6 +318,8 @@ def _own_file(name: str) -> Path:
     if name in EMBEDDED:
         return Path(__file__).with_name("embedded") / f"{name}.npz"
     if (path := find_d4rl(name)) is not None:
+        if path == cached_file(name):
+            check_fetched(name)
         return path
     folder = os.environ.get(D4RL_DIR)
     looked = f"{Path(folder) / name}.hdf5 does not exist" if folder else f"{D4RL_DIR} is not set"

@@ -127,6 +127,18 @@ def _fetched(url: str, path: Path, sha256: str | None, progress: Listener | None
     return path
 
 
+def check_fetched(name: str) -> None:
+    """Refuse a fetched file that is not the one which was fetched; others have no record."""
+    path = cached_file(name)
+    recorded = _read_json(_record(path)).get("sha256")
+    if recorded is not None and path.is_file() and file_hash(path) != recorded:
+        raise UserError(
+            "is not what was fetched: it was changed or is damaged.",
+            where=str(path),
+            fix=f"Fetch it again: icql data fetch {name}",
+        )
+
+
 def _intact(path: Path, sha256: str | None) -> bool:
     """Whether a file that is there is the one that was fetched; False if it was damaged since."""
     recorded = _read_json(_record(path)).get("sha256")
@@ -254,6 +266,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     """What was recorded; nothing if the record is missing or damaged."""
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from icql.errors import UserError
 from icql.evaluation.rollout import act_all
-from icql.files import default_cache_dir, file_hash, write_json
+from icql.files import default_cache_dir, file_hash
 from icql.judging.log import Log
 from icql.judging.opinion import Opinion, form_opinions
 from icql.judging.verdict import decide
@@ -128,7 +128,7 @@ def _record(folder: RunFolder, report: dict[str, Any], display: Display) -> None
     """Keep a verdict beside the run: an exported policy tells it (docs/export.md)."""
     judged = file_hash(folder.policy_path)  # a run that goes on has other weights
     try:
-        write_json(folder.judge_path, {**report, "policy_hash": judged})
+        folder.write_judged({**report, "policy_hash": judged})
     except OSError as error:  # a folder that may only be read can still be judged
         display.say(f"note: the verdict is not recorded in {folder.path} ({error.strerror})")
 

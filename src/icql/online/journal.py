@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from icql.algos.base import Transition
+from icql.data.sealed_arrays import read_arrays, write_arrays
 from icql.data.transitions import Steps
 from icql.errors import UserError
-from icql.files import atomic
 from icql.online.envs import Bools, EnvGroup, Floats
 
 PART_BYTES = 15_000_000  # of uncompressed arrays in one file
@@ -40,14 +40,16 @@ class Journal:
     timeouts: Bools  # (rows, envs)
     length: int = 0
     saved: int = 0  # rows that are on disk
+    of: str = ""  # what tells its parts from those of other runs
 
     @staticmethod
-    def empty(rows: int, group: EnvGroup) -> Journal:
+    def empty(rows: int, group: EnvGroup, of: str = "") -> Journal:
         """Return a journal with room for `rows` steps of every environment of the group."""
         shape = (rows, len(group.observations))
         s, s_next = np.zeros((2, *shape, group.observation_dim), np.float32)
         a, r = np.zeros((*shape, group.action_dim), np.float32), np.zeros(shape, np.float32)
-        return Journal(s, a, r, s_next, *np.zeros((2, *shape), np.bool_))
+        terminals, timeouts = np.zeros((2, *shape), np.bool_)
+        return Journal(s, a, r, s_next, terminals, timeouts, of=of)
 
     def step(self, group: EnvGroup, actions: Floats) -> Floats:
         """Step the group, append what happened, and return it packed for the device replay."""
@@ -105,8 +107,8 @@ class Journal:
         while self.saved < self.length:
             stop = min(self.saved + rows, self.length)
             part = {name: getattr(self, name)[self.saved : stop] for name in ARRAYS}
-            with atomic(folder / f"rows-{self.saved:09d}.npz") as temporary:
-                np.savez(temporary, allow_pickle=False, **part)
+            path = folder / f"rows-{self.saved:09d}.npz"
+            write_arrays(path, part, f"{self.of}/{path.name}")
             self.saved = stop
 
     def load(self, folder: Path, rows: int | None = None) -> None:
@@ -115,17 +117,23 @@ class Journal:
             if rows is not None and int(path.stem.removeprefix("rows-")) >= rows:
                 path.unlink()
                 continue
-            with np.load(path, allow_pickle=False) as part:
-                stop = self.length + len(part["rewards"])
-                if path.stem != f"rows-{self.length:09d}" or stop > len(self.rewards):
-                    raise UserError(
-                        f"does not go on from row {self.length}.",
-                        where=str(path),
-                        fix="The folder is incomplete: collect into a new one.",
-                    )
-                for name in ARRAYS:
-                    getattr(self, name)[self.length : stop] = part[name]
+            part = read_arrays(path, f"{self.of}/{path.name}")
+            stop = self.length + len(part["rewards"])
+            if path.stem != f"rows-{self.length:09d}" or stop > len(self.rewards):
+                raise UserError(
+                    f"does not go on from row {self.length}.",
+                    where=str(path),
+                    fix="The folder is incomplete: collect into a new one.",
+                )
+            for name in ARRAYS:
+                getattr(self, name)[self.length : stop] = part[name]
             self.length = stop
+        if rows is not None and self.length != rows:
+            raise UserError(
+                f"holds {self.length} rows, but {rows} were saved.",
+                where=str(folder),
+                fix="The folder is incomplete: collect into a new one.",
+            )
         self.saved = self.length
 
     def restore(self, group: EnvGroup) -> None:

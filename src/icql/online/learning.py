@@ -7,7 +7,6 @@ was killed goes on from its checkpoint to the very same parameters.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -30,6 +29,7 @@ from icql.nn.policies import TanhGaussianPolicy
 from icql.online.envs import EnvGroup
 from icql.online.journal import Journal, Replay
 from icql.online.snapshot import Snapshot
+from icql.seals import digest, plain, read_sealed, write_sealed
 from icql.settings.algorithms import SACSettings
 from icql.settings.fields import Count, Settings, Whole
 from icql.weights import load_weights, save_weights
@@ -100,6 +100,7 @@ class OnlineRun:
     state: SACState
     journal: Journal
     evaluations: list[Evaluation]
+    of: str = ""  # a digest of task and settings, which its files carry
 
     @property
     def step(self) -> int:
@@ -145,7 +146,7 @@ def train_online(
     """
     group = EnvGroup(task, settings.envs, settings.seed)
     sac = SAC(settings.sac, Spec(group.observation_dim, group.action_dim, settings.steps))
-    run, replay = _open(task, settings, folder, group, sac)
+    run, replay = open_run(task, settings, folder, group, sac)
     key = jax.random.key(settings.seed)
     tell = teller(progress, f"SAC on {task.env_id}", settings.steps, run.step)
     with EnvPool(task) as pool:
@@ -168,7 +169,7 @@ def train_online(
     group.close()
     _checkpoint(run)
     if run.ended:
-        save_weights(run.snapshot("final"), Snapshot.of(run.state))
+        save_weights(run.snapshot("final"), Snapshot.of(run.state), of=run.of)
     return run
 
 
@@ -230,16 +231,21 @@ def uniform_actions(
 mean_actions = jax.jit(TanhGaussianPolicy.__call__)  # the deterministic policy
 
 
-def _open(
+def asked_of(task: Task, settings: OnlineSettings) -> dict[str, Any]:
+    """All that a run follows from, as JSON gives it back."""
+    return dict(plain({"task": asdict(task), "settings": asdict(settings)}))
+
+
+def open_run(
     task: Task, settings: OnlineSettings, folder: Path, group: EnvGroup, sac: SAC
 ) -> tuple[OnlineRun, Replay]:
     """A fresh run, or the one in `folder` as its last checkpoint left it."""
     rows = settings.steps // settings.envs
     state = sac.init(jax.random.fold_in(jax.random.key(settings.seed), 0))
-    run = OnlineRun(task, settings, folder, state, Journal.empty(rows, group), [])
+    asked, path = asked_of(task, settings), folder / "settings.json"
+    whose = digest(asked)
+    run = OnlineRun(task, settings, folder, state, Journal.empty(rows, group, whose), [], whose)
     replay = Replay.empty(rows * settings.envs, sac.spec.observation_dim, sac.spec.action_dim)
-    asked, path = {"task": asdict(task), "settings": asdict(settings)}, folder / "settings.json"
-    asked = json.loads(json.dumps(asked))  # tuples become lists
     if not path.exists():
         write_json(path, asked)
     elif read_json(path) != asked:
@@ -252,12 +258,12 @@ def _open(
     if not checkpoint.exists():
         run.journal.load(folder / "journal", rows=0)
         return run, replay
-    stored = load_weights(checkpoint, _checkpointed(run))
+    stored = load_weights(checkpoint, _checkpointed(run), of=sealed_by(folder, whose))
     row, run.state = int(stored["row"]), stored["state"]
     run.journal.load(folder / "journal", rows=row)
     if not run.ended:  # else nothing is stepped any more, and another machine may sample from it
         run.journal.restore(group)
-    for e in read_json(folder / "evaluations.json"):
+    for e in _read_evaluations(run):
         if e["step"] <= run.step:  # a resumed run makes the later ones again
             run.evaluations.append(Evaluation(e["step"], e["score"], tuple(e["returns"])))
     if row:
@@ -269,7 +275,7 @@ def _checkpoint(run: OnlineRun) -> None:
     """Journal first, then the file that says how much of it counts."""
     run.journal.save(run.folder / "journal")
     _write_evaluations(run)
-    save_weights(run.folder / "checkpoint.safetensors", _checkpointed(run))
+    save_weights(run.folder / "checkpoint.safetensors", _checkpointed(run), of=run.of)
 
 
 def _checkpointed(run: OnlineRun) -> dict[str, Any]:
@@ -302,10 +308,26 @@ def _keep(run: OnlineRun) -> None:
     _write_evaluations(run)
     latest = run.evaluations[-1]
     if run.medium is latest:
-        save_weights(run.snapshot("medium"), Snapshot.of(run.state))
+        save_weights(run.snapshot("medium"), Snapshot.of(run.state), of=run.of)
     if all(latest.score > earlier.score for earlier in run.evaluations[:-1]):
-        save_weights(run.snapshot("expert"), Snapshot.of(run.state))
+        save_weights(run.snapshot("expert"), Snapshot.of(run.state), of=run.of)
 
 
 def _write_evaluations(run: OnlineRun) -> None:
-    write_json(run.folder / "evaluations.json", [asdict(e) for e in run.evaluations])
+    found = [asdict(e) for e in run.evaluations]
+    write_sealed(run.folder / "evaluations.json", {"of": run.of, "evaluations": found})
+
+
+def sealed_by(folder: Path, of: str) -> str | None:
+    """What the files of a run carry; None: one made before they carried anything."""
+    path = folder / "evaluations.json"
+    return None if path.is_file() and isinstance(read_json(path), list) else of
+
+
+def _read_evaluations(run: OnlineRun) -> list[dict[str, Any]]:
+    if sealed_by(run.folder, run.of) is None:
+        return list(read_json(run.folder / "evaluations.json"))
+    content = read_sealed(run.folder / "evaluations.json")
+    if content["of"] != run.of:
+        raise UserError("is that of another run.", where=str(run.folder / "evaluations.json"))
+    return list(content["evaluations"])

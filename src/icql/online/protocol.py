@@ -32,11 +32,14 @@ from icql.online.learning import (
     OnlineRun,
     OnlineSettings,
     Until,
+    asked_of,
     sampled_actions,
+    sealed_by,
     teller,
     train_online,
 )
 from icql.online.snapshot import sac_oracle
+from icql.seals import digest
 from icql.settings.contexts import Level
 from icql.training.versions import versions
 
@@ -196,9 +199,16 @@ class _Maker:
             case "medium-expert":
                 return concatenate([self._sampled("medium"), self._sampled("expert")]), facts
 
+    @property
+    def _of(self) -> str:
+        """What tells files of this run from those of others."""
+        return digest(asked_of(self.task, self.settings))
+
     def _policy(self, which: Which, group: EnvGroup) -> TanhGaussianPolicy:
         if which != "random":
-            return sac_oracle(self.folder / f"{which}.safetensors").policy
+            return sac_oracle(
+                self.folder / f"{which}.safetensors", of=sealed_by(self.folder, self._of)
+            ).policy
         spec = Spec(group.observation_dim, group.action_dim, 0)
         return SAC(self.settings.sac, spec).init(jax.random.key(self.settings.seed)).pi.model
 
@@ -208,7 +218,8 @@ class _Maker:
         seed = int(np.random.SeedSequence([self.settings.seed, stream]).generate_state(1)[0])
         steps, envs, key = self.transitions, self.settings.envs, jax.random.key(seed)
         group, folder = EnvGroup(self.task, envs, seed), self.folder / f"{which}-{steps}"
-        policy, journal = self._policy(which, group), Journal.empty(-(-steps // envs), group)
+        policy = self._policy(which, group)
+        journal = Journal.empty(-(-steps // envs), group, f"{self._of} {which} {steps}")
         journal.load(folder)
         journal.restore(group)
         tell = teller(self.progress, f"steps of {folder.name}", steps, journal.length * envs)

@@ -37,13 +37,13 @@ class Snapshot(eqx.Module):
         return self.critics.at(s)(a).min(0)
 
 
-def sac_oracle(path: str | Path) -> Snapshot:
+def sac_oracle(path: str | Path, *, of: str | None = None) -> Snapshot:
     """Read a snapshot; `sac_oracle(path).q(s, a)` is the Q oracle, `.policy(s)` its policy.
 
-    The sizes of the networks are read from the file.
+    The sizes of the networks are read from the file. `of` says whose it has to be.
     """
     path = Path(path)
-    arrays = load_arrays(path)
+    arrays = load_arrays(path, of=of)
     names = (f"policy.net.layers.{i}.weight" for i in range(len(arrays)))
     shapes = [arrays[name].shape for name in names if name in arrays]
     if not shapes:

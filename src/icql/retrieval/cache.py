@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import shutil
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,18 +25,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from icql.data.sealed_arrays import read_arrays, write_arrays
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.files import atomic, file_hash, make_folder, move, scratch_folder, write_json
+from icql.files import atomic, file_hash, make_folder, move, scratch_folder
 from icql.locks import queued
 from icql.retrieval.approximate import Calibration
 from icql.retrieval.metric import Fitted, Ids, Rows, Space
+from icql.seals import DIGEST, agrees, write_sealed
 from icql.settings.contexts import ContextSettings
 
 FORMAT = 3  # raise it when the same data and settings would give other tables or files
 FILES = ("state.npy", "next_state.npy")
 # what reading a file that was cut short or altered raises
-_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile)
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, UserError)
 RowIds = NDArray[np.int32]
 Kept = tuple[int, Ids, Rows]  # rows of the dataset that were searched; ids; distances
 
@@ -141,6 +142,8 @@ def load(cache_dir: Path, key: str) -> Neighbours | None:
             return None
         try:
             meta = json.loads((folder / "meta.json").read_text())
+            if DIGEST in meta and not agrees(meta):  # those made before have none
+                raise ValueError(f"{folder} is damaged")
             whole = {name: file_hash(folder / name) for name in FILES} == meta["sha256"]
             if not whole or meta["key"] != key:
                 raise ValueError(f"{folder} is damaged")
@@ -148,7 +151,7 @@ def load(cache_dir: Path, key: str) -> Neighbours | None:
             for name in ("mean_distance", "next_mean_distance"):
                 report[name] = tuple(report[name])
             return Neighbours(*_mapped(folder), SearchReport(**report), key)
-        except (FileNotFoundError, ValueError, KeyError, TypeError):  # cut short or altered
+        except (FileNotFoundError, *_DAMAGE):  # cut short or altered
             _remove(folder)
             return None
 
@@ -178,7 +181,7 @@ def earlier(
             meta = json.loads(path.read_text())
             if meta["head"] == like.head and 0 < meta["rows"] < len(transitions):
                 rows.add(meta["rows"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, *_DAMAGE):
             continue  # not an entry; `load` deals with damage where it matters
     for identity in reversed(identify(transitions, settings, engine, sorted(rows), space)):
         if (found := load(cache_dir, identity.key)) is not None:
@@ -224,11 +227,11 @@ class Draft:
         make_folder(folder)
         self._offsets = [_create(folder / file, shape) for file in FILES]
         for path in folder.glob("rows-*.json"):
-            start, mark = int(path.stem[5:]), json.loads(path.read_text())
+            start, mark = int(path.stem[5:]), _read_mark(path)
             self._hashes[start] = int(mark["rows"]), str(mark["sha256"])
             self.finished[start] = np.asarray(mark["sums"], np.float64).reshape(2, -1).tolist()
         for path in folder.glob("chunk-*.json"):
-            self.calibrations[int(path.stem[6:])] = Calibration(**json.loads(path.read_text()))
+            self.calibrations[int(path.stem[6:])] = Calibration(**_read_mark(path))
         for path in folder.glob("rows-*.npz"):
             _read_kept(path)
         self._check_blocks(folder, 4 * self._width)
@@ -263,7 +266,7 @@ class Draft:
                         os.fsync(stream.fileno())
                 digest = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
                 mark = {"rows": len(parts[0]), "sha256": digest, "sums": sums}
-                write_json(self._folder / f"rows-{rows.start}.json", mark)
+                _write_mark(self._folder / f"rows-{rows.start}.json", mark)
                 self._hashes[rows.start] = len(parts[0]), digest
                 (self._folder / f"rows-{rows.start}.npz").unlink(missing_ok=True)
         self.finished[rows.start] = sums
@@ -274,8 +277,14 @@ class Draft:
             self._kept[block] = kept
             return
         stop, ids, away = kept
-        with _usable(self._folder), atomic(self._folder / f"rows-{block}.npz") as temporary:
-            np.savez(temporary, stop=np.int64(stop), ids=ids.astype(np.int32), away=away)
+        path = self._folder / f"rows-{block}.npz"
+        arrays: Fitted = {
+            "stop": np.array(stop, np.int64),
+            "ids": ids.astype(np.int32),
+            "away": away,
+        }
+        with _usable(self._folder):
+            write_arrays(path, arrays, _place(path))
 
     def kept(self, block: int) -> Kept | None:
         """What was found so far for a block."""
@@ -294,7 +303,7 @@ class Draft:
         """Remember the recall in the part of the dataset that begins with row `chunk`."""
         if self._folder is not None and self.calibrations.get(chunk) != found:
             with _usable(self._folder):
-                write_json(self._folder / f"chunk-{chunk}.json", asdict(found))
+                _write_mark(self._folder / f"chunk-{chunk}.json", asdict(found))
         self.calibrations[chunk] = found
 
     def publish(self, report: SearchReport) -> Neighbours:
@@ -314,7 +323,7 @@ class Draft:
                 "sha256": {name: file_hash(folder / name) for name in FILES},
                 "report": asdict(report),
             }
-            write_json(folder / "meta.json", meta)
+            write_sealed(folder / "meta.json", meta)
             for mark in folder.iterdir():
                 if mark.name not in (*FILES, "meta.json"):
                     mark.unlink(missing_ok=True)
@@ -341,23 +350,36 @@ class Draft:
 
 def write_fitted(path: Path, fitted: Fitted) -> None:
     """Keep what a space takes from the data as one NPZ file, whole or not at all."""
-    arrays: dict[str, Any] = dict(fitted)
-    with _usable(path), atomic(path) as temporary:
-        np.savez(temporary, **arrays)
+    with _usable(path):
+        write_arrays(path, fitted, path.name)
 
 
 def read_fitted(path: Path) -> Fitted:
     """What `write_fitted` has kept; a UserError where it is absent or damaged."""
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"cannot be read ({error}).", where=str(path)) from None
+    return read_arrays(path, path.name)
 
 
 def _read_kept(path: Path) -> Kept:
-    with np.load(path, allow_pickle=False) as file:  # the archive has checksums of its own
-        return int(file["stop"]), file["ids"].astype(np.int64), file["away"]
+    found = read_arrays(path, _place(path))
+    return int(found["stop"]), found["ids"].astype(np.int64), found["away"]
+
+
+def _place(path: Path) -> str:
+    """Where a file of a draft belongs: to these tables, and this part of them."""
+    return f"{path.parent.name}/{path.name}"
+
+
+def _write_mark(path: Path, mark: dict[str, Any]) -> None:
+    write_sealed(path, mark | {"of": _place(path)})
+
+
+def _read_mark(path: Path) -> dict[str, Any]:
+    """A mark of a draft; a ValueError where it is damaged, or that of another."""
+    mark: dict[str, Any] = json.loads(path.read_text())
+    if not agrees(mark) or mark.pop("of", None) != _place(path):
+        raise ValueError(f"{path} is damaged")
+    del mark[DIGEST]
+    return mark
 
 
 def _entry(cache_dir: Path, key: str) -> Path:

@@ -21,7 +21,6 @@ from icql.data.tasks import Task
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool, evaluate_policies
-from icql.files import write_json
 from icql.graph.logged import Comparison
 from icql.nn.policies import Standardised
 from icql.progress import Display
@@ -172,16 +171,17 @@ class Desk(Bystander):
     def finish(self, states: Any) -> dict[str, Any]:
         """Write the final policy, critic, scores and pictures; the last evaluation is the score."""
         policies = self._policies(states)
-        save_weights(self.folder.policy_path, policies)
+        whose = self.folder.identity
+        save_weights(self.folder.policy_path, policies, of=whose)
         same = unmoved(policies, self.ready.data, self.members)
         for warning in same:
             self.display.say(f"warning: {warning}")
         if isinstance(self.loop.algorithm, HasCritics):
             critics = self.loop.each(lambda algorithm, state: algorithm.critic(state), states)
-            save_weights(self.folder.critic_path, critics)
+            save_weights(self.folder.critic_path, critics, of=whose)
         if (found := self.ready.comparison) is not None:
             graph = {"q": found.q, "v": found.v, "returns": found.returns, "weights": found.weights}
-            save_arrays(self.folder.graph_path, graph)
+            save_arrays(self.folder.graph_path, graph, of=whose)
         plan, task, info = self.plan, self.ready.task, self.ready.data.info
         rows = self._rows_to_the_end(states)
         evaluations = [row for row in rows if row["kind"] == "evaluation"]
@@ -206,7 +206,7 @@ class Desk(Bystander):
             "parameter_hash": tree_hash(states),
             "moves": self.folder.moves,
         }
-        write_json(self.folder.result_path, result)
+        self.folder.write_result(result)
         draw_run(self.folder, self.ready.data, self.ready.neighbours)
         write_readme(self.folder, result)
         self.log.finish(result)

@@ -13,7 +13,7 @@ import jax
 from icql.data import Transitions
 from icql.errors import UserError
 from icql.evidence.alarm import fit_alarm
-from icql.files import file_hash, read_json
+from icql.files import file_hash
 from icql.nn.policies import Standardised
 from icql.settings.change import leaves
 from icql.training.plan import Plan
@@ -79,7 +79,7 @@ def _data(folder: RunFolder, dataset: str | Path | None, *, needed: bool) -> Tra
 def _facts(folder: RunFolder, plan: Plan, trained: TrainedPolicy, place: int) -> dict[str, Any]:
     """What the run's files say; no paths of the machine it was made on."""
     manifest = folder.manifest
-    result = read_json(folder.result_path) if folder.result_path.is_file() else {}
+    result = folder.result() if folder.result_path.is_file() else {}
     member = trained.members[place]
     settings = {**dict(leaves(plan.settings)), **member.settings}
     return {
@@ -116,10 +116,8 @@ def _scores(result: dict[str, Any], place: int) -> dict[str, Any] | None:
 
 def _verdict(folder: RunFolder) -> dict[str, Any] | None:
     """What `icql judge` said of these very weights, if it did."""
-    if not folder.judge_path.is_file():
-        return None
-    judged = read_json(folder.judge_path)
-    if judged.get("policy_hash") != file_hash(folder.policy_path):
+    judged = folder.judged()
+    if judged is None or judged.get("policy_hash") != file_hash(folder.policy_path):
         return None
     kept = ("verdict", "reasons", "estimate", "interval", "behaviour", "difference")
     return {name: judged.get(name) for name in (*kept, "difference_interval", "seeds")}

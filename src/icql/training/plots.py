@@ -11,7 +11,7 @@ import numpy as np
 
 from icql.data import Transitions
 from icql.data.pictures import BLUE, GREY, draw_map, figure
-from icql.files import atomic, read_json
+from icql.files import atomic
 from icql.retrieval import Neighbours
 from icql.settings.grid import combinations, say_settings
 from icql.training.run_folder import RunFolder
@@ -24,7 +24,7 @@ def draw_run(folder: RunFolder, data: Transitions, neighbours: Neighbours | None
     rows = list(folder.rows())
     train = [row for row in rows if row["kind"] == "train"]
     looks = [row for row in rows if row["kind"] == "evaluation"]
-    result = read_json(folder.result_path)
+    result = folder.result()
     panels: dict[str, Panel] = {}
     if looks and "score" in looks[0]:
         panels["score"] = lambda ax: _score(ax, looks, result)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -34,13 +35,14 @@ from icql.errors import UserError
 from icql.files import append, atomic, read_json, write_json
 from icql.locks import held, holder
 from icql.progress import Display
+from icql.seals import DIGEST, agrees, digest, read_sealed, sealed, write_sealed
 from icql.settings.grid import Member
 from icql.training.callbacks import Begun, Callback, TensorBoard
 from icql.training.machine import changes
 
 FORMAT = 2
 LOCK = "lock"
-CHECK = "check"  # in a row of metrics: a short hash of the rest
+SUM = b', "crc": "'  # before the checksum at the end of a line of metrics
 PLAN = ("algo", "task", "preset", "settings", "run", "seeds", "grid")  # what decides the outcome
 
 
@@ -77,7 +79,8 @@ class RunFolder:
         """Start a new run in a folder that does not exist yet, or is empty."""
         cls.check_free(path)
         folder = cls(path)
-        write_json(folder.manifest_path, {"format": FORMAT, **manifest, "seal": _seal(manifest)})
+        whole = {"format": FORMAT, **manifest, "seal": _seal(manifest)}
+        write_sealed(folder.manifest_path, whole)
         return folder
 
     @contextmanager
@@ -110,7 +113,7 @@ class RunFolder:
         manifest |= {"dataset": dataset, "columns": columns, "run": run}
         if "seal" in manifest:
             manifest["seal"] = _seal(manifest)
-        write_json(self.manifest_path, manifest)
+        write_json(self.manifest_path, sealed(manifest) if DIGEST in manifest else manifest)
         return changed
 
     @property
@@ -152,6 +155,67 @@ class RunFolder:
                 where=str(self.manifest_path),
                 fix="Put back what was there; other settings need a run of their own.",
             )
+        if self.is_sealed and not agrees(manifest):
+            raise UserError(
+                "was changed or is damaged: it does not match its digest.",
+                where=str(self.manifest_path),
+                fix="Put back what was there. Where the data lies now is said with --dataset.",
+            )
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether every file carries a digest; those of runs made before do not."""
+        return DIGEST in self.manifest
+
+    @property
+    def identity(self) -> str | None:
+        """What tells the files of this run from those of others; None: a run made before."""
+        if not self.is_sealed:
+            return None
+        return digest([self.plan_digest, self.manifest["data_hash"]])
+
+    @property
+    def sum_start(self) -> int:
+        """Where the checksums of metrics begin, so that no other run's lines have them."""
+        whose = self.identity if self.manifest_path.is_file() else None
+        return zlib.crc32((whose or "").encode())
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Keep what came out of the run."""
+        write_sealed(self.result_path, {**result, "of": self._name(self.result_path)})
+
+    def result(self) -> dict[str, Any]:
+        """What came out of the run.
+
+        Raises:
+            UserError: the run is not finished, or this is not what was written.
+        """
+        if not self.result_path.is_file():
+            raise UserError(
+                "the run is not finished.", where=str(self.path), fix="Go on with --resume."
+            )
+        return self._own(self.result_path, "Go on with --resume: it is then written anew.")
+
+    def write_judged(self, report: Mapping[str, Any]) -> None:
+        """Keep what `icql judge` said."""
+        write_sealed(self.judge_path, {**report, "of": self._name(self.judge_path)})
+
+    def judged(self) -> dict[str, Any] | None:
+        """What `icql judge` said last; None if it was not asked."""
+        if not self.judge_path.is_file():
+            return None
+        return self._own(self.judge_path, "Ask again: icql judge RUN")
+
+    def _own(self, path: Path, fix: str) -> dict[str, Any]:
+        """A document of this very run, as it was written."""
+        content = read_sealed(path, needed=self.is_sealed, fix=fix)
+        if content.pop("of", None) != self._name(path):
+            raise UserError("is that of another run.", where=str(path), fix=fix)
+        return content
+
+    def _name(self, path: Path) -> str | None:
+        """What tells a file of this run from its others and from those of other runs."""
+        return None if self.identity is None else f"{self.identity} {path.name}"
 
     @property
     def plan_digest(self) -> str | None:
@@ -202,6 +266,16 @@ class RunFolder:
                 fix="Name the right file with --dataset, in Python dataset=….",
             )
 
+    def check_space(self, found: str) -> None:
+        """Refuse a space of contexts that is not the one which the run was begun with."""
+        expected = self.manifest.get("space")
+        if expected is not None and expected != found:
+            raise UserError(
+                "is not what the run was trained with: it was changed, or is that of another run.",
+                where=str(self.space_path),
+                fix="Put back the run's own file, or take it away: it is then found again.",
+            )
+
     def rows(self, warn: Callable[[str], None] | None = None) -> Iterator[dict[str, Any]]:
         """Every row of metrics but for damaged ones, of which `warn` is told (None: people are).
 
@@ -210,42 +284,47 @@ class RunFolder:
         if not self.metrics_path.is_file():
             return
         *lines, rest = self.metrics_path.read_bytes().split(b"\n")
-        damaged = []
+        summed = any(SUM in line for line in lines)  # those of runs made before are not
+        start, damaged = self.sum_start if summed else None, []
         for number, line in enumerate(lines, start=1):
             try:
-                yield _read_row(line)
+                yield _row(line, start)
             except (ValueError, AttributeError, RecursionError):
                 damaged.append(str(number))
         with suppress(ValueError, AttributeError, RecursionError):
-            yield _read_row(rest)
+            yield _row(rest, start)
         if damaged:
             which = f"line{'s' * (len(damaged) > 1)} {', '.join(damaged)}"
             said = f"{self.metrics_path}: {which} damaged and passed over; updates do not need it."
             (warn or Display().say)(f"warning: {said}")
 
 
-def _read_row(line: bytes) -> dict[str, Any]:
-    """A row of metrics without its check; a ValueError if it is not what was written."""
-    row: dict[str, Any] = json.loads(line)
-    check = row.pop(CHECK, None)
-    if not {"step", "kind"} <= row.keys() or check not in (None, _check(row)):
-        raise ValueError("not a row that was written")
-    return row
-
-
-def _row_line(row: Mapping[str, Any]) -> str:
-    return json.dumps({**row, CHECK: _check(row)}) + "\n"
-
-
-def _check(row: Mapping[str, Any]) -> str:
-    """Tells rows apart that differ in a digit; rows made before there was one have none."""
-    return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:8]
-
-
 def _seal(manifest: Mapping[str, Any]) -> str:
     """SHA-256 of what decides the outcome, as JSON has it."""
     plan = {name: manifest.get(name) for name in PLAN}
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+
+
+def _line(row: Mapping[str, Any], start: int) -> str:
+    """A row as it is written: with a checksum of the rest of its line."""
+    text = json.dumps(row)
+    return f'{text[:-1]}, "crc": "{zlib.crc32(text.encode(), start):08x}"}}\n'
+
+
+def _row(line: bytes, start: int | None) -> dict[str, Any]:
+    """What a line says; a ValueError or AttributeError where it is not what was written.
+
+    `start` is where checksums begin; None: lines have none.
+    """
+    if start is not None:
+        text, mark, crc = line.rpartition(SUM)
+        line = text + b"}"
+        if not mark or crc != b'%08x"}' % zlib.crc32(line, start):
+            raise ValueError("it does not match its checksum")
+    row: dict[str, Any] = json.loads(line)
+    if not {"step", "kind"} <= row.keys():
+        raise ValueError("no step or no kind")
+    return row
 
 
 class MetricLog:
@@ -265,8 +344,8 @@ class MetricLog:
     ) -> None:
         kept = [row for row in folder.rows(warn) if row["step"] <= step]
         with atomic(folder.metrics_path) as temporary:
-            temporary.write_text("".join(map(_row_line, kept)))
-        self._path = folder.metrics_path
+            temporary.write_text("".join(_line(row, folder.sum_start) for row in kept))
+        self._path, self._start = folder.metrics_path, folder.sum_start
         self._tags = [member.label.replace(", ", "/").replace(" ", "") for member in members]
         self._told: list[Callback] = []
         self._result: Mapping[str, Any] | None = None
@@ -283,7 +362,7 @@ class MetricLog:
             for tag, number in zip(self._tags, numbers, strict=True)
         }
         plain = {name: np.asarray(x, np.float64).tolist() for name, x in values.items()}
-        append(self._path, _row_line({"step": step, "kind": kind, **more, **plain}))
+        append(self._path, _line({"step": step, "kind": kind, **more, **plain}, self._start))
         for callback in self._told if single else ():
             callback.on_metrics(step, single)
 

@@ -69,7 +69,7 @@ def load_policy(run: str | Path) -> TrainedPolicy:
 
     like = _stacked(plan, made)
     task = None if plan.task is None else get_task(plan.task)
-    policies = load_weights(folder.policy_path, like)
+    policies = load_weights(folder.policy_path, like, of=folder.identity)
     return TrainedPolicy(policies, plan.members, task, folder.path, folder.signals)
 
 
@@ -94,7 +94,7 @@ def critic_on(run: str | Path, data: Transitions) -> TrainedCritic | GraphCritic
     """The critic of a finished run that has one, on its data (`data_of`)."""
     folder, plan, algorithm = _opened(run)
     if not isinstance(algorithm, HasCritics):
-        q = load_arrays(folder.graph_path).get("q")
+        q = load_arrays(folder.graph_path, of=folder.identity).get("q")
         if q is None or q.shape != (len(data),):
             raise UserError("does not hold a value for every row.", where=str(folder.graph_path))
         check_numbers(folder.graph_path, "q", q)
@@ -103,8 +103,9 @@ def critic_on(run: str | Path, data: Transitions) -> TrainedCritic | GraphCritic
     context, space = algorithm.needs.context, None
     if context is not None and folder.space_path.is_file():
         space = fitted_space(context.metric, read_fitted(folder.space_path))
+        folder.check_space(space.digest)
     return TrainedCritic(
-        load_weights(folder.critic_path, like),
+        load_weights(folder.critic_path, like, of=folder.identity),
         plan.members,
         data,
         fit_normaliser(data, plan.settings.data),

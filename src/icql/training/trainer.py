@@ -134,9 +134,12 @@ def _run(
         # only now is everything known to fit together: a refused run leaves no folder behind
         if begun is None:
             owning.enter_context(RunFolder(out).owned())
-        folder = open_folder(plan, data, out, display, resume=resume)
-        if (space := space_of(ready.neighbours)) is not None and not folder.space_path.exists():
-            write_fitted(folder.space_path, space.fitted)
+        space = space_of(ready.neighbours)
+        folder = open_folder(plan, data, out, display, resume=resume, space=space)
+        if space is not None:
+            folder.check_space(space.digest)
+            if not folder.space_path.exists():
+                write_fitted(folder.space_path, space.fitted)
         display.say(f"run: {out}")
         desk = Desk(ready, folder, display, resume=resume, until=until, callbacks=callbacks)
     with contextlib.closing(desk):
@@ -348,7 +351,13 @@ def open_environments(task: Task, data: Transitions) -> EnvPool:
 
 
 def open_folder(
-    plan: Plan, data: Transitions, out: Path, display: Display, *, resume: bool
+    plan: Plan,
+    data: Transitions,
+    out: Path,
+    display: Display,
+    *,
+    resume: bool,
+    space: Space | None = None,
 ) -> RunFolder:
     """Make the run folder, or record what a resumed run may change: its length, its data's place.
 
@@ -371,6 +380,7 @@ def open_folder(
         "observation_dim": data.observation_dim,
         "action_dim": data.action_dim,
         "signals": data.info.signals.as_json(),
+        "space": None if space is None else space.digest,
         "versions": versions(),
         "machine": machine(),
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("timeouts", "next_observations", "valid")
 OWN = "metadata/icql"  # JSON: the task's name and what the numbers are; D4RL's readers pass over it
 MOST_NOTES = 2**24  # bytes
+HASH = "sha256"  # its name in there
 FLAGS = ("terminals", "timeouts", "valid")
 # h5py reports damage as any of these, depending on where in the file it is.
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
@@ -66,8 +69,10 @@ def write_d4rl(path: Path, source: Source) -> None:
 
     steps = source.steps.checked(str(path))
     marks = {"timeouts": steps.timeouts & ~steps.terminals}  # with both, D4RL sees a timeout
-    with atomic(path) as temporary, h5py.File(temporary, "w") as file:
-        for name, array in (steps.arrays() | marks).items():
+    arrays = steps.arrays() | marks
+    # from HDF5 1.8 on, what describes the arrays has checksums as well
+    with atomic(path) as temporary, h5py.File(temporary, "w", libver=("v108", "v108")) as file:
+        for name, array in arrays.items():
             # what a damaged disk gives back is then refused, not believed
             file.create_dataset(
                 name, data=array, compression="gzip", compression_opts=1, fletcher32=True
@@ -75,8 +80,8 @@ def write_d4rl(path: Path, source: Source) -> None:
         own: dict[str, Any] = {"task": source.task.name} if source.task else {}
         if source.info.signals:
             own["signals"] = source.info.signals.as_json()
-        if own:
-            file[OWN] = json.dumps(own, sort_keys=True, ensure_ascii=False)
+        own[HASH] = _digest(arrays, own)
+        file[OWN] = json.dumps(own, sort_keys=True, ensure_ascii=False)
 
 
 def timeouts_by_limit(terminals: Bools, limit: int) -> Bools:
@@ -113,7 +118,10 @@ def _read_arrays(path: Path, room: Room) -> tuple[dict[str, NDArray[Any]], dict[
             check_kind(key, file[key].dtype, str(path))
         nbytes = sum(bytes_in_memory(file[key].shape, file[key].dtype) for key in present)
         room.check(nbytes, (file["rewards"].shape or (0,))[0], str(path), path.stat().st_size)
-        return {key: _read(key, file[key], room) for key in present}, _own(file)
+        arrays, own = {key: _read(key, file[key], room) for key in present}, _own(file)
+        if HASH in own and own[HASH] != _digest(arrays, own):  # of others, nothing is known
+            raise ValueError("its numbers are not those that were written")
+        return arrays, own
 
 
 def _holds(file: Any, key: str) -> bool:
@@ -184,6 +192,16 @@ def _own(file: Any) -> dict[str, Any]:
     if not isinstance(own, dict):
         raise ValueError(f"`{OWN}` is no JSON object")
     return own
+
+
+def _digest(arrays: Mapping[str, NDArray[Any]], own: Mapping[str, Any]) -> str:
+    """SHA-256 of a file's arrays and of what it says about itself."""
+    said = {key: value for key, value in own.items() if key != HASH}
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def _read(key: str, item: Any, room: Room) -> NDArray[Any]:

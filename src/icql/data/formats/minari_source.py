@@ -26,12 +26,14 @@ from icql.data.signals import Signals
 from icql.data.tasks import Task, find_env_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
 from icql.errors import UserError
-from icql.files import atomic_folder
+from icql.files import atomic_folder, file_hash
 from icql.locks import queued
+from icql.seals import read_sealed, write_sealed
 
 PREFIX = "minari:"
 ROOT = "MINARI_DATASETS_PATH"  # environment variable: where Minari keeps its datasets
 OWN = "icql"  # key of a dataset's metadata: JSON, the task's name and what the numbers are
+SEAL = "icql.json"  # in the folder of a dataset of ours
 _ID = re.compile(r"[\w.-]+(/[\w.-]+)+-v\d+")
 
 
@@ -52,6 +54,7 @@ def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMO
     """
     source = str(name).removeprefix(PREFIX)
     minari, folder = _minari(source), Path(source).expanduser() / "data"
+    _check_seal(folder if folder.is_dir() else _folder(source, source) / "data")
     try:
         dataset = minari.MinariDataset(folder) if folder.is_dir() else minari.load_dataset(source)
         for file in sorted(Path(dataset.storage.data_path).glob("*.hdf5")):
@@ -146,6 +149,7 @@ def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
                 action_space=_box(steps.actions, 1.0 if unit else np.inf),
                 description=None if log.task is None else f"Task: {log.task.name}",
             ).storage.update_metadata(_notes(log))
+            _seal(folder / "data")
     except (OSError, ValueError) as error:
         raise UserError(f"it cannot be written ({error}).", where=source) from error
 
@@ -178,6 +182,26 @@ def _folder(dataset_id: str, source: str) -> Path:
     except ValueError as error:
         raise UserError(f"this is no Minari id ({error}).", where=source) from error
     return Path(local.get_dataset_path(dataset_id))
+
+
+def _seal(data: Path) -> None:
+    """Put a hash of every file beside them: Minari's have no checksums."""
+    hashes = {path.name: file_hash(path) for path in data.iterdir() if path.is_file()}
+    write_sealed(data / SEAL, {"sha256": hashes})
+
+
+def _check_seal(data: Path) -> None:
+    """Refuse a dataset of ours whose files are not those that were written."""
+    if not (data / SEAL).is_file():
+        return  # somebody else's
+    hashes = read_sealed(data / SEAL).get("sha256", {})
+    for name, expected in hashes.items():
+        if not (data / name).is_file() or file_hash(data / name) != expected:
+            raise UserError(
+                "was changed or is damaged: it does not match its hash.",
+                where=str(data / name),
+                fix=f"Write the dataset again; if you changed it yourself, remove {SEAL}.",
+            )
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import io
 import json
 import math
 import zipfile
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from icql.data.arrays import IN_MEMORY, Floats, Room, bytes_in_memory, check_kind, matrix, reading
 from icql.data.choices import are_choices, as_choices
+from icql.data.sealed_arrays import DAMAGE
 from icql.data.signals import Signals
 from icql.data.tasks import Task, find_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
@@ -31,8 +31,6 @@ from icql.files import atomic
 
 REQUIRED = ("observations", "actions", "rewards", "terminals", "timeouts")
 OPTIONAL = ("next_observations", "final_observations", "valid", "drop_last", "meta")
-# The reasons a damaged, encrypted or foreign archive gives, depending on where it breaks.
-_DAMAGE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
 LONGEST_HEADER = 2**16  # bytes; NumPy's own have about a hundred
 MOST_NOTES = 2**26  # bytes in memory of a description, at four for each
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -149,12 +147,14 @@ def _meta(arrays: dict[str, NDArray[Any]], source: str) -> dict[str, Any]:
 
 def _read_arrays(path: Path, room: Room) -> dict[str, NDArray[Any]]:
     """The known arrays of the file; declared sizes are checked before anything is unpacked."""
-    with reading("NPZ", path, *_DAMAGE), zipfile.ZipFile(path) as archive:
+    with reading("NPZ", path, *DAMAGE), zipfile.ZipFile(path) as archive:
         found = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
         for name in REQUIRED:
             if name not in found:
                 listed = ", ".join(sorted(found)) or "nothing"
                 raise UserError(f"`{name}` is missing; it has {listed}.", where=str(path))
+        for member in archive.infolist():  # an array whose name is damaged must not go unnoticed
+            archive.open(member).close()
         names = [name for name in REQUIRED + OPTIONAL if name in found]
         headers = {name: _header(archive, name, path) for name in names}
         nbytes = sum(bytes_in_memory(*header) for header in headers.values())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,9 @@ from icql.files import atomic
 
 HOW: dict[str, Any] = {"memory_map": True, "page_checksum_verification": True}
 _META = b"icql"  # key of what a Parquet file of ours says about itself
+_SEAL, _ABSENT, _BLOCK = "icql.seal", "0" * 64, 2**20
+# an entry of the metadata as Thrift writes it: key, then field 2 with 64 bytes
+_PLACE = re.compile(re.escape(_SEAL.encode()) + rb"\x18\x40([0-9a-f]{64})")
 
 
 def read_parquet(path: Path, task: Task | None, room: Room, columns: Given) -> Source:
@@ -46,6 +51,7 @@ def read_parquet(path: Path, task: Task | None, room: Room, columns: Given) -> S
         parts = []
         for file in files:
             opened.enter_context(reading("Parquet", file, *damage))
+            _check_seal(file)
             parts.append(opened.enter_context(parquet.ParquetFile(file, **HOW)))
         same_columns(files, [part.schema_arrow.names for part in parts])
         schema = parts[0].schema_arrow
@@ -102,7 +108,46 @@ def write_parquet(path: Path, source: Source) -> None:
     meta = {_META: json.dumps(own)}
     with atomic(path) as temporary:
         whole = pa.table(table).replace_schema_metadata(meta)
-        parquet.write_table(whole, temporary, write_page_checksum=True)
+        with parquet.ParquetWriter(temporary, whole.schema, write_page_checksum=True) as writer:
+            writer.write_table(whole)
+            writer.add_key_value_metadata({_SEAL: _ABSENT})
+        start, digest = _sealed(temporary)
+        with temporary.open("r+b") as file:
+            file.seek(start)
+            file.write(digest)
+
+
+def _check_seal(path: Path) -> None:
+    """Refuse a file of ours that is not as it was written; a ValueError says so.
+
+    Pages have checksums, but what says how to read them has none.
+    """
+    start, digest = _sealed(path)
+    if start:
+        with path.open("rb") as file:
+            file.seek(start)
+            if file.read(len(_ABSENT)) != digest:
+                raise ValueError("it is not as it was written")
+
+
+def _sealed(path: Path) -> tuple[int, bytes]:
+    """Where the seal of a file is, and the SHA-256 of all of it but that; 0: it has none."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(0, size - 8))
+        tail = min(size, int.from_bytes(file.read(4), "little") + 8)  # its description, at the end
+        file.seek(size - tail)
+        place = _PLACE.search(file.read(tail))
+        if place is None:
+            return 0, b""
+        start, digest = size - tail + place.start(1), hashlib.sha256()
+        file.seek(0)
+        for left in (start, size - start - len(_ABSENT)):
+            while left and (block := file.read(min(left, _BLOCK))):
+                digest.update(block)
+                left -= len(block)
+            file.seek(start + len(_ABSENT))
+    return start, digest.hexdigest().encode()
 
 
 def _own(metadata: dict[bytes, bytes], path: Path) -> dict[str, Any]:

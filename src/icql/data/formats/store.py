@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.data.arrays import IN_MEMORY, Room
+from icql.data.sealed_arrays import DAMAGE
 from icql.data.signals import Signals
 from icql.data.tasks import Task
 from icql.data.transitions import DataInfo, Source, Transitions
@@ -177,7 +178,7 @@ def _load(folder: Path, name: str, dtype: str, axes: int, *, mapped: bool = Fals
     except FileNotFoundError:
         raise UserError("is missing.", where=str(path)) from None
     # what NumPy raises for a header or a length that is not right
-    except (OSError, ValueError, EOFError, TypeError, SyntaxError) as error:
+    except DAMAGE as error:
         raise UserError(
             f"cannot be read as NPY ({error}).",
             where=str(path),

@@ -1,0 +1,1 @@
+"""Attacks on everything that is stored: damage and kills (`make attack`, docs/reliability.md)."""

@@ -58,7 +58,9 @@ def test_the_locks_have_all_that_we_ask_for(chain: Any) -> None:
     every = set(chain.read_lock(ROOT / "requirements-dev.lock"))
     assert names(project["dependencies"]) <= core <= every
     extras = project["optional-dependencies"]
-    assert names([x for name, wanted in extras.items() if name != "cuda" for x in wanted]) <= every
+    # what only some machines or services need is not installed by `make setup`
+    locked = [x for name in extras.keys() - {"cuda", "wandb", "trackio"} for x in extras[name]]
+    assert names(locked) <= every
     assert every == set(pinned(chain))
 
 

@@ -78,7 +78,7 @@ def test_an_evaluation_and_a_judgement_leave_the_run_as_it_was(
     assert main(["evaluate", str(run)]) == 143
     assert capsys.readouterr().err.endswith(BEGINS)
     monkeypatch.setattr("icql.files._sync_all", before(lambda path: None))
-    monkeypatch.setattr("icql.judging.runs.write_json", before(lambda *_: None))
+    monkeypatch.setattr("icql.training.run_folder.write_sealed", before(lambda *_: None))
     assert main(["judge", str(run), "--updates", "2", "--no-graph"]) == 143
     assert capsys.readouterr().err.endswith(BEGINS)
     assert everything(run) == was

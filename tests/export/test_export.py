@@ -20,7 +20,9 @@ from icql.cli import main
 from icql.errors import UserError
 from icql.export import build, policy_nodes
 from icql.export.seal import CARD, verify
-from icql.files import file_hash, write_json
+from icql.files import file_hash
+from icql.seals import write_sealed
+from icql.training.run_folder import RunFolder
 
 WIDE = np.float32(1e9)
 
@@ -131,12 +133,12 @@ def test_the_verdict_on_these_weights_is_in_the_card(run, tmp_path):
         "difference_interval": [1.5, 3.5],
         "policy_hash": file_hash(run / "policy.safetensors"),
     }
-    write_json(copy / "judge.json", said)
+    RunFolder.open(copy).write_judged(said)
     card = icql.load_policy(copy).export(tmp_path / "policy.onnx")
     assert card["verdict"]["verdict"] == "better"
     assert "2.5, 95 % interval 1.5 to 3.5" in (tmp_path / "policy.md").read_text()
     assert "`icql judge` on seeds 0, 1 together: better" in (tmp_path / "policy.md").read_text()
-    write_json(copy / "judge.json", {**said, "policy_hash": "of other weights"})
+    RunFolder.open(copy).write_judged({**said, "policy_hash": "of other weights"})
     assert icql.load_policy(copy).export(tmp_path / "policy.onnx")["verdict"] is None
 
 
@@ -165,7 +167,7 @@ def test_a_file_that_differs_is_not_written(run, tmp_path, capsys, monkeypatch):
 def test_without_the_data_there_is_no_alarm(run, tmp_path, capsys):
     copy = shutil.copytree(run, tmp_path / "run")
     asked = json.loads((copy / "run.json").read_text())
-    write_json(copy / "run.json", {**asked, "dataset": str(tmp_path / "gone.csv")})
+    write_sealed(copy / "run.json", {**asked, "dataset": str(tmp_path / "gone.csv")})
     path, states = tmp_path / "policy.onnx", probes(run, 5)
     assert "--no-alarm" in refused(capsys, path, str(copy))
     assert main(["export", str(copy), str(path), "--no-alarm"]) == 0

@@ -11,6 +11,7 @@ import icql
 import pendulum
 from icql.errors import UserError
 from icql.graph.critic import GraphCritic
+from icql.training.run_folder import RunFolder
 from icql.weights import save_arrays
 
 
@@ -74,7 +75,7 @@ def test_shapes_are_checked(critic):
 def test_a_damaged_graph_is_refused(run, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
-    save_arrays(copy / "graph.safetensors", {"q": np.zeros(3)})
+    save_arrays(copy / "graph.safetensors", {"q": np.zeros(3)}, of=RunFolder.open(copy).identity)
     with pytest.raises(UserError, match="a value for every row"):
         icql.load_critic(copy)
 

@@ -13,6 +13,7 @@ import browser
 import icql
 from icql.cli import main
 from icql.errors import UserError
+from icql.seals import write_sealed
 from inspecting.made import EVIL
 
 
@@ -113,13 +114,13 @@ def test_a_run_that_is_not_finished_or_whose_data_moved(runs, log, tmp_path, cap
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     manifest = json.loads((runs["bc"] / "run.json").read_text())
-    (unfinished / "run.json").write_text(json.dumps(manifest))
+    write_sealed(unfinished / "run.json", manifest)
     assert main(["inspect", str(unfinished), "--out", str(out)]) == 2
     assert "not finished" in capsys.readouterr().err
     moved = {**manifest, "dataset": str(tmp_path / "gone.csv")}
     for name in ("run.json", "policy.safetensors"):
         (unfinished / name).write_bytes((runs["bc"] / name).read_bytes())
-    (unfinished / "run.json").write_text(json.dumps(moved))
+    write_sealed(unfinished / "run.json", moved)
     assert main(["inspect", str(unfinished), "--out", str(out)]) == 2
     assert "--dataset" in capsys.readouterr().err
     assert not out.exists()

@@ -36,7 +36,7 @@ def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> None:
         raise AssertionError("an index was asked")
 
-    monkeypatch.setattr(retriever_module.Nearest, "_begin", never)
+    monkeypatch.setattr(retriever_module.Nearest, "begin", never)
 
 
 @pytest.mark.usefixtures("no_index")

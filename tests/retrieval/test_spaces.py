@@ -98,6 +98,18 @@ def test_spreads_are_those_of_the_columns() -> None:
     assert spreads(states)[3] == 1.0  # never moves: left alone
 
 
+def test_a_column_that_rests_is_not_measured_in_its_noise() -> None:
+    rng = np.random.default_rng(0)
+    door = 1e-4 * rng.normal(size=2000) + 0.3 * (np.arange(2000) % 10 == 0)  # open a tenth of it
+    low, high = np.quantile(door, [0.025, 0.975])
+    expected = np.minimum(np.maximum(door, low), high).std()
+    assert 0.08 < expected < 0.1
+    assert spreads(door[:, None])[0] == pytest.approx(expected, rel=1e-9)
+    broken = door.copy()
+    broken[::97] = -9999  # a percent of nonsense
+    assert spreads(broken[:, None])[0] == pytest.approx(expected, rel=0.05)
+
+
 def test_outliers_do_not_move_a_spread() -> None:
     states = plant().astype(np.float64)
     before = spreads(states)

@@ -16,6 +16,7 @@ import icql
 import pendulum
 from icql.cli.main import main
 from icql.errors import UserError
+from icql.seals import write_sealed
 from icql.training import checkpoints as module
 from icql.training.checkpoints import Checkpoints, DamagedCheckpoint
 from icql.training.run_folder import RunFolder
@@ -198,7 +199,7 @@ def test_a_plan_sealed_anew_does_not_fit_its_checkpoints(finished: Path, tmp_pat
     with pytest.raises(UserError, match="step 20 was made by another plan"):
         icql.train(resume=True, out=out, quiet=True)
     del manifest["seal"]  # nor does one without
-    (out / "run.json").write_text(json.dumps(manifest))
+    write_sealed(out / "run.json", manifest)
     with pytest.raises(UserError, match="step 20 was made by another plan"):
         icql.train(resume=True, out=out, quiet=True)
 

@@ -15,6 +15,7 @@ import pytest
 import icql
 import pendulum
 from icql.cli.main import main
+from icql.seals import write_sealed
 from icql.training.machine import changes, machine, say_changes
 from icql.training.run_folder import RunFolder
 
@@ -74,7 +75,7 @@ def test_what_changed_is_recorded_and_said(data: Path, tmp_path: Path, capsys: A
     assert manifest["machine"] == machine()
     manifest["versions"]["jax"] = "0.9.0"
     manifest["machine"]["cpu"] = "another"
-    (out / "run.json").write_text(json.dumps(manifest))
+    write_sealed(out / "run.json", manifest)
     shutil.copytree(out, moved)
     shutil.copy(data, tmp_path / "elsewhere" / "renamed.npz")
     options = ["train", "--resume", "--out", str(moved), "--steps", "6", "--json"]
@@ -102,7 +103,7 @@ def test_runs_made_before_machines_were_recorded_go_on(
     icql.train("bc", dataset=str(data), steps=1, out=out, run=RUN, settings=settings, quiet=True)
     manifest = json.loads((out / "run.json").read_text())
     del manifest["machine"]
-    (out / "run.json").write_text(json.dumps(manifest))
+    write_sealed(out / "run.json", manifest)
     assert main(["train", "--resume", "--out", str(out), "--steps", "2"]) == 0
     assert "goes on elsewhere" not in capsys.readouterr().err
 

@@ -24,6 +24,7 @@ from icql.data.tasks import get_task
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.retrieval.retriever import Nearest
+from icql.seals import write_sealed
 from icql.settings.algorithms import BCSettings, DTSettings, IQLSettings
 from icql.settings.change import override
 from icql.settings.contexts import DataSettings
@@ -241,7 +242,7 @@ def test_a_folder_of_another_version_says_so(data, tmp_path):
     manifest = json.loads((out / "run.json").read_text())
     manifest["settings"]["width"] = 3
     del manifest["seal"]  # which the other version would have made of it
-    (out / "run.json").write_text(json.dumps(manifest))
+    write_sealed(out / "run.json", manifest)
     for look in (icql.load_policy, lambda path: Plan.read(RunFolder.open(path))):
         with pytest.raises(UserError, match=r"run\.json: does not fit this version .*'width'"):
             look(out)
@@ -252,7 +253,7 @@ def test_resume_refuses_other_data_and_other_settings(trained, data, tmp_path):
     run = json.loads((Path(trained["run"]) / "run.json").read_text())
     copy = tmp_path / "copy"
     copy.mkdir()
-    (copy / "run.json").write_text(json.dumps({**run, "dataset": str(changed)}))
+    write_sealed(copy / "run.json", {**run, "dataset": str(changed)})
     with pytest.raises(icql.UserError, match="other data"):
         icql.train(resume=True, out=copy, quiet=True)
     with pytest.raises(icql.UserError, match="expectile"):

@@ -24,6 +24,7 @@ from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
 from icql.retrieval import Retriever
 from icql.retrieval.coverage import coverage
+from icql.seals import write_sealed
 from icql.settings.contexts import ContextSettings, DataSettings
 from icql.training.choose import standardised
 from icql.training.device import fit_normaliser, pack
@@ -84,7 +85,7 @@ def test_a_run_without_bounds_acts_as_it_always_did(tmp_path: Path) -> None:
     assert_array_equal(policy.act(states), policy.act(states, normalised=True))
     manifest = json.loads((tmp_path / "run" / "run.json").read_text())
     del manifest["signals"]  # as runs were written before
-    (tmp_path / "run" / "run.json").write_text(json.dumps(manifest))
+    write_sealed(tmp_path / "run" / "run.json", manifest)
     assert icql.load_policy(tmp_path / "run").signals == Signals()
 
 

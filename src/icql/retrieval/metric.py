@@ -29,6 +29,7 @@ Fitted = Mapping[str, NDArray[Any]]  # what a space takes from the data, by name
 PASS = 2**16  # numbers looked at in one go where whole arrays are passed through
 SAMPLE = 2**20  # numbers at most that quartiles are taken of
 TO_SIGMA = 1.349  # a normal distribution's quartiles are so many σ apart
+RESTS = 3.0  # a column whose quartiles say so much less than its middle 95 % rests, and then moves
 ROUNDING = 2.0**-22  # of a number's size: what float32 loses, and not a movement
 LARGEST = np.float64(1e150)  # beyond, a squared distance may not be a finite float64
 ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -169,21 +170,26 @@ def spreads(rows: Points) -> Rows:
 def medians_and_spreads(rows: Points) -> tuple[Rows, Rows]:
     """The median and the spread of each column (D,).
 
-    (q75 - q25) / 1.349, a normal distribution's σ: outliers do not move it. Where that is 0, or no
-    more than rounding, as in columns that rarely move, the standard deviation; 1 in columns that
-    never do. Quartiles are those of at most `SAMPLE` numbers, evenly spread over the rows.
+    (q75 - q25) / 1.349, a normal distribution's σ: outliers do not move it. Of a column that rests
+    most of the time that is its noise, and every movement hundreds of it: there, the standard
+    deviation of the values, the outer 2.5 % on either side held at the quantiles. Where that is
+    0 too, or no more than rounding, the standard deviation of all; 1 in columns that never move.
+    Quantiles are those of at most `SAMPLE` numbers, evenly spread over the rows.
     """
     if not len(rows):
         return np.zeros(rows.shape[1]), np.ones(rows.shape[1])
     sample = rows[spaced(len(rows), SAMPLE // rows.shape[1])]
-    found = np.array([np.quantile(c.astype(np.float64), (0.25, 0.5, 0.75)) for c in sample.T])
-    spread = (found[:, 2] - found[:, 0]) / TO_SIGMA
+    levels = (0.025, 0.25, 0.5, 0.75, 0.975)
+    found = np.array([np.quantile(c.astype(np.float64), levels) for c in sample.T])
+    median, spread = found[:, 2], (found[:, 3] - found[:, 1]) / TO_SIGMA
     low, high = SPACES["l2"].extent(rows[:0], rows)
     with np.errstate(over="ignore"):
         deviation = moments(rows)[1]
+        middle = moments(np.clip(sample, found[:, 0], found[:, 4]))[1]
     moves = high - low > ROUNDING * np.maximum(np.abs(low), np.abs(high))
-    spread = np.where(spread > ROUNDING * np.abs(found[:, 1]), spread, deviation)
-    return found[:, 1], np.where(moves & (spread > 0) & np.isfinite(spread), spread, 1.0)
+    spread = np.where(middle > RESTS * spread, middle, spread)
+    spread = np.where(spread > ROUNDING * np.abs(median), spread, deviation)
+    return median, np.where(moves & (spread > 0) & np.isfinite(spread), spread, 1.0)
 
 
 def spaced(rows: int, most: int) -> Ids:

@@ -354,7 +354,7 @@ def _fill(
             part, count = range(chunk.start, chunk.stop), 2 * sum(map(_count, todo))
             approximate = retriever.engine == "approximate"
             sample = _sample(data, retriever.settings.seed) if approximate else None
-            search = Nearest(retriever, part, span, count, sample, schedule.room)
+            search = Nearest(retriever, part, span, count, sample, schedule.room).begin()
 
         def find(block: slice) -> tuple[Points, tuple[Ids, Rows]]:
             # The states and then the next states: most s' are the s of the next row.

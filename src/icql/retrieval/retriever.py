@@ -237,10 +237,11 @@ class Retriever:
         if self.engine == "random":
             ids = random_rows(queries, len(self.states), self.keep, self.settings.seed, left_out)
             return nearest_first(ids, distances(self.states, queries, ids, self.space))
-        asked = self.space.embed_queries(queries)
         if search is None and self._scans(left_out):
-            return self._whole(queries).scan(self.episodes)(asked, left_out, self.keep)
-        return self._widening(search or self._whole(queries), asked, left_out, progress)
+            scan = self._whole(queries).scan(self.episodes)
+            return scan(self.space.embed_queries(queries), left_out, self.keep)
+        search = search or self._whole(queries).begin()
+        return self._widening(search, self.space.embed_queries(queries), left_out, progress)
 
     def choose(self, ids: Ids, away: Rows) -> tuple[Ids, Rows]:
         """The context (Q, k) out of the nearest rows (Q, keep)."""
@@ -285,7 +286,11 @@ class Retriever:
                 for episode in episodes:
                     others = self.episodes.without(episode, search.rows)
                     if len(others):
-                        ask(Nearest(self, others, search.span), pending[own == episode], wanted)
+                        ask(
+                            Nearest(self, others, search.span).begin(),
+                            pending[own == episode],
+                            wanted,
+                        )
                 break
             size = max(1, len(queries) * first // wanted)  # in the memory of the first search
             for i in range(0, len(pending), size):
@@ -367,12 +372,18 @@ class Nearest:
         states = self._space.embed_states(retriever.states[part])
         self._index = Index(states, span, self._space, room)
         self.calibrations: dict[int, Calibration] = {}
-        self._begun = partial(self._begin, engine, settings, queries, sample)
+        self._search: Callable[[Points, int, Progress], tuple[Ids, Rows]] | None = None
+        self._asked = engine, settings, queries, sample
 
-    def _begin(
+    def begin(self) -> Nearest:
+        """Make ready what finds the nearest ones: of no use to a scan."""
+        if self._search is None:
+            self._search = self._engine(*self._asked)
+        return self
+
+    def _engine(
         self, engine: str, settings: ContextSettings, queries: int, sample: Points | None
     ) -> Callable[[Points, int, Progress], tuple[Ids, Rows]]:
-        """Make ready what finds the nearest ones; only when it is first asked."""
         index = self._index
         if engine == "approximate" and sample is not None:
             asked = self._space.embed_queries(sample)
@@ -388,10 +399,6 @@ class Nearest:
         cells = Cells(index, settings.seed) if many else None
         width = 0 if cells is None else cells.count
         return partial(search_exact, index, from_faiss(index, cells), width=width)
-
-    @cached_property
-    def _search(self) -> Callable[[Points, int, Progress], tuple[Ids, Rows]]:
-        return self._begun()
 
     def scan(self, episodes: EpisodeRows) -> Scan:
         """Measures all rows, which are all of the data."""
@@ -410,6 +417,7 @@ class Nearest:
         Equal rows are searched once: the s' of one row is mostly the s of the next.
         """
         first, back = distinct(queries)
+        assert self._search is not None, "begin() comes first"
         groups, squared = self._search(queries[first], min(k, len(self._index)), progress)
         places, away = self._index.members(groups, self._space.distance(squared), k)
         rows = self.rows

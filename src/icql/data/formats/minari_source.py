@@ -149,7 +149,6 @@ def write_minari(name: str | Path, log: Source, *, force: bool = False) -> None:
                 action_space=_box(steps.actions, 1.0 if unit else np.inf),
                 description=None if log.task is None else f"Task: {log.task.name}",
             ).storage.update_metadata(_notes(log))
-            _seal(folder / "data")
     except (OSError, ValueError) as error:
         raise UserError(f"it cannot be written ({error}).", where=source) from error
 
@@ -219,6 +218,7 @@ def _replaced(folder: Path) -> Iterator[None]:
                 del os.environ[ROOT]
             else:
                 os.environ[ROOT] = before
+        _seal(elsewhere / folder.relative_to(root) / "data")
         made.rmdir()
         (elsewhere / folder.relative_to(root)).rename(made)
 

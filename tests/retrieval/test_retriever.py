@@ -18,7 +18,7 @@ from icql.retrieval import Retriever, build_neighbours, distances_of
 from icql.retrieval import retriever as retriever_module
 from icql.settings.contexts import ContextSettings
 from icql.training.device import Normaliser
-from icql.training.trained import TrainedCritic
+from icql.training.trained_critic import TrainedCritic
 from retrieval.cases import assert_same, brute_force, gaits, one_thread, transitions
 
 __all__ = ["one_thread"]

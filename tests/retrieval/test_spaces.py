@@ -28,7 +28,8 @@ from icql.retrieval.learned import features_of, learn
 from icql.retrieval.metric import spreads
 from icql.settings.contexts import ContextSettings
 from icql.training.device import Normaliser
-from icql.training.trained import TrainedCritic, load_critic
+from icql.training.trained import load_critic
+from icql.training.trained_critic import TrainedCritic
 from retrieval.cases import assert_same, brute_force, distance_matrix, one_thread, transitions
 
 __all__ = ["one_thread"]

@@ -20,7 +20,8 @@ from icql.data.pictures import returns_at, state_map
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.graph.critic import GraphCritic
-from icql.training.trained import TrainedCritic, load_critic
+from icql.training.trained import load_critic
+from icql.training.trained_critic import TrainedCritic
 
 Doubles = NDArray[np.float64]
 BLOCK = 512  # pairs at once: their contexts are in memory

@@ -22,15 +22,8 @@ from icql.retrieval import ContextSettings, Retriever, find_space
 from icql.settings.grid import Member
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
-from icql.training.trained import (
-    TrainedCritic,
-    Which,
-    alarm_space,
-    critic_on,
-    has_critic,
-    load_policy,
-    run_discount,
-)
+from icql.training.trained import alarm_space, critic_on, has_critic, load_policy, run_discount
+from icql.training.trained_critic import TrainedCritic, Which
 
 BLOCK = 1024  # states at once
 AROUND = 20  # nearest rows shown where no critic says how many count

@@ -19,7 +19,8 @@ from icql.evidence.alarm import Alarm, fit_alarm, some_rows
 from icql.inspecting.choice import EpisodeList, spread
 from icql.inspecting.subject import Fields, Subject
 from icql.progress import Display
-from icql.training.trained import TrainedCritic, data_of
+from icql.training.trained import data_of
+from icql.training.trained_critic import TrainedCritic
 
 MAPPED = 20_000  # states at most on the map
 KEPT, KEPT_NUMBERS = 2_000, 800_000  # states of a file with all their details, numbers of these

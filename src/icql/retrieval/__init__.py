@@ -7,7 +7,8 @@ from icql.files import default_cache_dir
 from icql.retrieval.cache import Neighbours, SearchReport
 from icql.retrieval.metric import Space
 from icql.retrieval.neighbours import build_neighbours, distances_of, find_space
-from icql.retrieval.retriever import Retriever, retrieve
+from icql.retrieval.once import retrieve
+from icql.retrieval.retriever import Retriever
 from icql.settings.contexts import ContextSettings
 
 __all__ = [

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import equinox as eqx
 import jax
@@ -21,39 +21,18 @@ from icql.data.signals import Signals
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool, Progress, Rollouts, act_all, evaluate_policies
 from icql.evidence.alarm import Alarm, Rings, fit_alarm
-from icql.evidence.behind import (
-    Doubles,
-    Grounds,
-    gather,
-    linear_parts,
-    outcomes,
-    ridge_parts,
-)
-from icql.files import default_cache_dir
 from icql.graph.critic import GraphCritic
-from icql.nn.critics import Critics, pair
-from icql.nn.in_context import LinearTransformer
 from icql.nn.policies import Standardised
-from icql.nn.ridge import Ridge
-from icql.retrieval import Retriever, Space, find_space
 from icql.retrieval.cache import read_fitted
 from icql.retrieval.metric import fitted_space
-from icql.settings.contexts import ContextSettings, SpaceName
-from icql.settings.grid import Member, say_settings
+from icql.settings.contexts import SpaceName
+from icql.settings.grid import Member
 from icql.settings.shared import CriticSettings
-from icql.training.device import Normaliser, fit_normaliser, pack, state_limit, unpack
+from icql.training.device import fit_normaliser, state_limit
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
+from icql.training.trained_critic import TrainedCritic, Which, at, index_of
 from icql.weights import check_numbers, load_arrays, load_weights
-
-
-class Which(TypedDict, total=False):
-    """One of the members that were trained side by side; the first that fits, where not given."""
-
-    seed: int | None
-    """The training seed."""
-    settings: Mapping[str, float | int] | None
-    """Its place in the run's grid, if it has one: values by dotted name."""
 
 
 def load_policy(run: str | Path) -> TrainedPolicy:
@@ -176,8 +155,8 @@ class TrainedPolicy:
         first that fits, where not given.
         """
         batch = self._observed(observations)
-        i = _index(self.members, which)
-        actions = act_all(_at(self.policies, slice(i, i + 1)), jnp.atleast_2d(batch)[None])
+        i = index_of(self.members, which)
+        actions = act_all(at(self.policies, slice(i, i + 1)), jnp.atleast_2d(batch)[None])
         found = np.asarray(actions[0]).reshape(*batch.shape[:-1], -1)
         if self.signals.choices and not normalised:
             return np.asarray(found.argmax(-1))
@@ -185,7 +164,7 @@ class TrainedPolicy:
 
     def member(self, place: int) -> Standardised:
         """One of the policies by itself."""
-        one: Standardised = _at(self.policies, place)
+        one: Standardised = at(self.policies, place)
         return one
 
     def alarm(self, states: ArrayLike) -> Rings:
@@ -229,7 +208,7 @@ class TrainedPolicy:
 
         return export_trained(
             self,
-            _index(self.members, which),
+            index_of(self.members, which),
             Path(path),
             states=states if alarm else None,
             rate=rate,
@@ -281,123 +260,6 @@ class TrainedPolicy:
             )
 
 
-@dataclass(frozen=True)
-class TrainedCritic:
-    """Final critics of every training seed, and the data their contexts come from."""
-
-    critics: Critics  # stacked along a leading axis of members
-    members: tuple[Member, ...]  # training seeds and, of a grid, the settings
-    data: Transitions
-    normaliser: Normaliser
-    context: ContextSettings | None
-    space: Space | None = None  # where distances were measured in training; None: found again
-    discount: float = 0.99  # γ of the run
-
-    def q(
-        self, states: ArrayLike, actions: ArrayLike, **which: Unpack[Which]
-    ) -> NDArray[np.float32]:
-        """Q̂(s, a | Ω_s) of each pair, the least of the critics, on the scaled rewards: (B,).
-
-        Actions are those of the data, in [-1, 1] (`policy.act(…, normalised=True)`).
-        """
-        critics, s, a, context = self._inputs(states, actions, which)
-        return np.asarray(_least(critics, s, a, context))
-
-    def every_q(self, states: ArrayLike, actions: ArrayLike) -> NDArray[np.float32]:
-        """What `q` says for every member, in one program and of the same contexts: (members, B)."""
-        _, s, a, context = self._inputs(states, actions, {})
-        return np.asarray(_every_q(self.critics, s, a, context))
-
-    def trace(
-        self,
-        states: ArrayLike,
-        actions: ArrayLike,
-        *,
-        contexts: NDArray[np.integer] | None = None,
-        **which: Unpack[Which],
-    ) -> NDArray[np.float32]:
-        """Q̂_ℓ(s, a | Ω_s) of the first critic after every layer: (L, B).
-
-        `contexts` are the rows (B, k) of the contexts, where they are known (`evidence`).
-        """
-        if self.context is None:
-            raise UserError("a global critic has no layers of TD.", where="trace")
-        critics, s, a, context = self._inputs(states, actions, which, contexts)
-        return np.asarray(_trace(critics, s, a, context))
-
-    def evidence(self, states: ArrayLike, actions: ArrayLike, **which: Unpack[Which]) -> Grounds:
-        """The logged transitions behind each value, which their influences and the prior add up to.
-
-        Of the critic that is the least at each pair, as in `q`; on the scaled rewards, as are the
-        outcomes.
-        """
-        rows, away = self.neighbours(states)
-        critics, s, a, context = self._inputs(states, actions, which, rows)
-        parts = [_parts(_at(critics.members, i), s, a, context) for i in range(critics.count)]
-        influence, prior = (np.stack(x) for x in zip(*parts, strict=True))
-        least = np.argmin(prior + influence.sum(-1), axis=0)
-        pairs = np.arange(len(least))
-        parts_of, priors = influence[least, pairs], prior[least, pairs]
-        return gather(self.data, rows, away, parts_of, priors, self.outcome)
-
-    @cached_property
-    def outcome(self) -> Doubles:
-        """What followed every logged row, discounted, on the scaled rewards: (N,)."""
-        scaled = replace(self.data, rewards=self.normaliser.rewards(self.data.rewards))
-        return outcomes(scaled, self.discount)
-
-    def neighbours(
-        self, states: ArrayLike, rows: ArrayLike | None = None
-    ) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
-        """Rows of the data that make up the context of each state, and their distances.
-
-        `rows` (B,) says which rows of the data the states are, -1 for none: `context.exclude` is
-        about these. None: the first row with the same bits, if there is one.
-        """
-        return self.retriever(self._batch(states), rows=rows)
-
-    @cached_property
-    def retriever(self) -> Retriever:
-        """What finds contexts as in training; the data is indexed once, when first asked."""
-        if self.context is None:
-            raise UserError("a global critic has no context.", where="neighbours")
-        states, rewards, episode = self.data.states, self.data.rewards, self.data.episode
-        cache_dir = default_cache_dir()
-        space = self.space or find_space(self.data, self.context, cache_dir=cache_dir)
-        return Retriever(states, rewards, self.context, episode=episode, space=space)
-
-    def _batch(self, states: ArrayLike) -> NDArray[np.float32]:
-        batch = np.asarray(states, np.float32)
-        if batch.ndim != 2 or batch.shape[1] != self.data.observation_dim:
-            raise UserError(
-                f"must have shape (B, {self.data.observation_dim}), not {batch.shape}.",
-                where="states",
-            )
-        return batch
-
-    def _inputs(
-        self,
-        states: ArrayLike,
-        actions: ArrayLike,
-        which: Which,
-        rows: NDArray[np.integer] | None = None,
-    ) -> tuple[Critics, Any, Any, Any]:
-        """One member's critics; normalised states, actions and contexts, of `rows` if known."""
-        critics = _at(self.critics, _index(self.members, which))
-        s, n, context = self._batch(states), self.normaliser, None
-        if self.context is not None:
-            rows = self.neighbours(s)[0] if rows is None else rows
-            packed = jnp.asarray(pack(self.data, n, rows.ravel())).reshape(*rows.shape, -1)
-            context = unpack(packed, self.data.observation_dim, self.data.action_dim)
-        a = jnp.asarray(np.asarray(actions, np.float32))
-        return critics, jnp.asarray(n.states(s)), a, context
-
-
-@eqx.filter_jit
-def _every_q(critics: Critics, s: Any, a: Any, context: Any) -> Any:
-    return eqx.filter_vmap(lambda own: own.at(s, context)(a).min(0))(critics)
-
-
 def load_alarm(run: str | Path, *, rate: float = 0.05, dataset: str | Path | None = None) -> Alarm:
     """The alarm of a run: it rings where nothing like a state was in the run's data.
 
@@ -413,46 +275,6 @@ def alarm_space(plan: Plan) -> SpaceName:
     """Where a run's alarm measures distances."""
     space: SpaceName = plan.settings.draw.space
     return "standardised" if space == "raw" else space
-
-
-# compiled once for every number of states: a click on a page asks for one state after another
-
-
-@eqx.filter_jit
-def _least(critics: Critics, s: Any, a: Any, context: Any) -> Any:
-    return critics.at(s, context)(a).min(0)
-
-
-@eqx.filter_jit
-def _trace(critics: Critics, s: Any, a: Any, context: Any) -> Any:
-    return critics.trace(s, a, context)
-
-
-@eqx.filter_jit
-def _ridge_features(member: Any, s: Any, a: Any, context: Any) -> Any:
-    phi = member.phi(pair(context.s, context.a), key=None)
-    phi, y = member.weighed(context, s, phi, member.targets(context))
-    return phi, y, member.phi(pair(s, a), key=None)
-
-
-@eqx.filter_jit
-def _linear_features(member: Any, s: Any, a: Any, context: Any) -> Any:
-    return *member.context_features(context, s), member.phi(pair(s, a), key=None)
-
-
-def _parts(member: Any, s: Any, a: Any, context: Any) -> tuple[Doubles, Doubles]:
-    """Influences and priors of one critic."""
-    module = member.module
-    if isinstance(module, Ridge):
-        phi, y, query = _ridge_features(member, s, a, context)
-        return ridge_parts(phi, y, query, float(module.ridge), module.w0)
-    if not isinstance(module, LinearTransformer):
-        raise UserError(
-            "only the linear module and ridge fall apart into parts.", where="local.module"
-        )
-    phi, phi_next, r, mask, query = _linear_features(member, s, a, context)
-    c, w0 = module.preconditioners, module.w0
-    return linear_parts(phi, phi_next, r, mask, query, c, w0, member.discount)
 
 
 def _opened(run: str | Path) -> tuple[RunFolder, Plan, Algorithm[Any]]:
@@ -471,23 +293,6 @@ def _stacked(plan: Plan, make: Callable[[Any], Any]) -> Any:
     """Shapes of what `make` gives for a key, stacked along a leading axis of members."""
     keys = jax.eval_shape(lambda: jnp.stack([jax.random.key(m.seed) for m in plan.members]))
     return eqx.filter_eval_shape(eqx.filter_vmap(make), keys)
-
-
-def _index(members: tuple[Member, ...], which: Which) -> int:
-    """The place of the first member that fits."""
-    seed, asked = which.get("seed"), which.get("settings") or {}
-    for i, member in enumerate(members):
-        if seed in (None, member.seed) and asked.items() <= member.settings.items():
-            return i
-    wanted = say_settings(asked) if seed is None else Member(seed, asked).label
-    raise UserError(
-        f"the run has no {wanted}; it has {'; '.join(m.label for m in members)}.",
-        where="settings" if asked else "seed",
-    )
-
-
-def _at(stacked: Any, place: int | slice) -> Any:
-    return jax.tree.map(lambda x: x[place] if eqx.is_array(x) else x, stacked)
 
 
 def _require_finished(folder: RunFolder, path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -154,3 +156,24 @@ def test_a_task_whose_noise_is_of_other_observations(capsys, tmp_path):
     options = ("--algo", "bc", "--dataset", data, "--task", "kitchen-partial-v0")
     err = refused(capsys, tmp_path / "run", *options, "--policy.noise", "1")
     assert "knows the noise of 60 observations, the data has 3" in err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files are limited in this way on Linux")
+@pytest.mark.parametrize("kilobytes", [4, 200, 3000])
+@pytest.mark.parametrize("name", ["out.hdf5", "out.npz", "out.parquet", "out.icql"])
+def test_a_disk_that_is_full_is_said(name, kilobytes, tmp_path):
+    """In a process of its own: HDF5 took it along when it could not write what was left."""
+    if name == "out.icql" and kilobytes == 3000:
+        pytest.skip("each of its files is smaller")
+    code = (
+        "import resource, sys; from icql.cli import main; "
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({kilobytes * 1000}, -1)); "
+        f"sys.exit(main(['data', 'convert', 'hopper-mini', {name!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("icql: error: ") == 1
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

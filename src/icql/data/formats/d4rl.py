@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,17 +72,50 @@ def write_d4rl(path: Path, source: Source) -> None:
     marks = {"timeouts": steps.timeouts & ~steps.terminals}  # with both, D4RL sees a timeout
     arrays = steps.arrays() | marks
     # from HDF5 1.8 on, what describes the arrays has checksums as well
-    with atomic(path) as temporary, h5py.File(temporary, "w", libver=("v108", "v108")) as file:
-        for name, array in arrays.items():
-            # what a damaged disk gives back is then refused, not believed
-            file.create_dataset(
-                name, data=array, compression="gzip", compression_opts=1, fletcher32=True
-            )
-        own: dict[str, Any] = {"task": source.task.name} if source.task else {}
-        if source.info.signals:
-            own["signals"] = source.info.signals.as_json()
-        own[HASH] = _digest(arrays, own)
-        file[OWN] = json.dumps(own, sort_keys=True, ensure_ascii=False)
+    with atomic(path) as temporary, _Patient(temporary, "w+b") as disk:
+        with h5py.File(disk, "w", libver=("v108", "v108")) as file:
+            for name, array in arrays.items():
+                # what a damaged disk gives back is then refused, not believed
+                file.create_dataset(
+                    name, data=array, compression="gzip", compression_opts=1, fletcher32=True
+                )
+                disk.check()  # before hours of writing nowhere
+            own: dict[str, Any] = {"task": source.task.name} if source.task else {}
+            if source.info.signals:
+                own["signals"] = source.info.signals.as_json()
+            own[HASH] = _digest(arrays, own)
+            file[OWN] = json.dumps(own, sort_keys=True, ensure_ascii=False)
+        disk.check()
+
+
+class _Patient(io.FileIO):
+    """A file that keeps its errors for later: HDF5 crashes if it cannot write while it closes."""
+
+    failure: OSError | None = None
+
+    def check(self) -> None:
+        """Raise what went wrong so far."""
+        if self.failure is not None:
+            raise self.failure
+
+    def write(self, data: Any) -> int:
+        """Write all of it; nothing any more after the first failure."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            while self.failure is None and len(rest):
+                rest = rest[super().write(rest) :]
+        except OSError as failure:
+            self.failure = failure
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        """Cut or lengthen, if that can be done."""
+        try:
+            return super().truncate(size) if self.failure is None else size or 0
+        except OSError as failure:
+            self.failure = failure
+            return size or 0
 
 
 def timeouts_by_limit(terminals: Bools, limit: int) -> Bools:

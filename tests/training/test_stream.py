@@ -22,6 +22,7 @@ from icql.errors import UserError
 from icql.retrieval import Neighbours, build_neighbours
 from icql.settings.change import override
 from icql.settings.contexts import DataSettings
+from icql.training.corrective import corrective_of, effect_of
 from icql.training.device import DeviceData, Normaliser, find_episodes, fit_normaliser
 from icql.training.draws import alias_of
 from icql.training.loop import Loop
@@ -63,7 +64,7 @@ def prepared(name: str, data: Transitions) -> tuple[Any, Normaliser, Neighbours 
 @pytest.mark.parametrize(
     ("name", "weighted"),
     [("icql", False), ("iql", False), ("dt", False), ("bc", True)],
-    ids=["icql", "iql", "dt", "bc by weight"],
+    ids=["icql", "iql", "dt", "bc, corrective rows by weight"],
 )
 def test_streamed_updates_are_those_of_resident_data_to_the_bit(
     name: str, weighted: bool, store: Path, request: pytest.FixtureRequest
@@ -73,10 +74,14 @@ def test_streamed_updates_are_those_of_resident_data_to_the_bit(
     data = open_store(store)
     algorithm, normaliser, neighbours = prepared(name, data)
     budget = {"icql": 300_000, "iql": 100_000, "dt": 200_000, "bc": 100_000}[name]
-    alias = alias_of(np.float64(np.arange(len(data)) % 10 == 7), 5) if weighted else None
+    drawn: dict[str, Any] = {}
+    if weighted:
+        effect = effect_of(data)._replace(columns=np.ones(data.observation_dim, bool))
+        drawn["alias"] = alias_of(np.float64(np.arange(len(data)) % 10 == 7), 5)
+        drawn["corrective"] = corrective_of(effect, 0.3, normaliser.std)
 
     def trained(memory: int | None) -> tuple[Any, Any, str]:
-        fed = feed(algorithm, data, normaliser, neighbours, alias=alias, seeds=2, memory=memory)
+        fed = feed(algorithm, data, normaliser, neighbours, seeds=2, memory=memory, **drawn)
         loop = Loop(algorithm, fed, (3, 4))
         states = loop.init()
         states, _ = loop.advance(states, 0, 7)  # ends inside a part of the streamed data

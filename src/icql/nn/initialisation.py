@@ -6,6 +6,7 @@ below means independent entries, uniform in [−b, b]; n is a layer's number of 
 | scheme     | hidden layers                   | last layer: policy | last layer: critic |
 |------------|---------------------------------|--------------------|--------------------|
 | orthogonal | √2 · orthogonal, bias 0         | gain · orthogonal  | gain · orthogonal  |
+| small      | √2 · orthogonal, bias 0         | 0.01 · orthogonal  | 0.01 · orthogonal  |
 | iql        | √2 · orthogonal, bias 0         | √2 · orthogonal    | √2 · orthogonal    |
 | torch      | W, b ~ U(±1/√n)                 | W, b ~ U(±1/√n)    | W, b ~ U(±1/√n)    |
 | rebrac     | W ~ U(±1/√n), bias 0.1          | W, b ~ U(±0.001)   | W, b ~ U(±0.003)   |
@@ -13,10 +14,10 @@ below means independent entries, uniform in [−b, b]; n is a layer's number of 
 |            | critic: √2 · orthogonal, bias 0 |                    | 0.01 · orthogonal  |
 | xavier     | W ~ U(±√(6 / (n + m))), bias 0  | as hidden          | as hidden          |
 
-`orthogonal` is this package's own: each kind of network has its `gain`. The others are those of
-implicit_q_learning (common.py), of PyTorch's `Linear` (TD3+BC, DMG, CORL's BC), of ReBRAC
-(networks.py, after EDAC), of CORL (cql.py, whose `orthogonal_init` reaches the critics alone), of
-FQL and QC (networks.py). Biases of last layers are 0 where nothing is said.
+`orthogonal` and `small` are this package's own; in the first, each kind of network has its `gain`.
+The others are those of implicit_q_learning (common.py), of PyTorch's `Linear` (TD3+BC, DMG, CORL's
+BC), of ReBRAC (networks.py, after EDAC), of CORL (cql.py, whose `orthogonal_init` reaches the
+critics alone), of FQL and QC (networks.py). Biases of last layers are 0 where nothing is said.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def network_init(scheme: Init, network: Network, gain: float) -> NetworkInit:
     match scheme, network:
         case "orthogonal", _:
             return orthogonal_net(gain)
+        case "small", _:
+            return orthogonal_net(0.01)
         case "iql", _:
             return orthogonal_net(2**0.5)
         case "torch", _:

@@ -23,6 +23,7 @@ from icql.settings.fields import (
 from icql.settings.shared import (
     GLOBAL,
     LOCAL,
+    SEQUENCES,
     ActorSettings,
     AlgorithmSettings,
     CriticKind,
@@ -302,6 +303,11 @@ class QCSettings(FlowSettings):
     samples: Count = 32
     """n: the best-of-n policy takes the best of this many chunks."""
 
+    @property
+    def unused(self) -> dict[str, str]:
+        """A chunk is a sequence."""
+        return super().unused | SEQUENCES
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.critic == "local":
@@ -354,6 +360,11 @@ class DTSettings(AlgorithmSettings):
     def scheduled_by(self) -> str | None:
         """A cosine ends with the planned steps."""
         return "cosine" if self.cosine else super().scheduled_by
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """Windows are sequences."""
+        return super().unused | SEQUENCES
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from icql.errors import UserError
-from icql.settings.fields import Count, Settings, Share, Whole
+from icql.settings.fields import Count, NonNegative, Settings, Share, Whole
 
 Metric = Literal["l2", "cosine"]
 SpaceName = Literal["raw", "standardised", "learned"]
@@ -41,6 +41,10 @@ class DataSettings(Settings):
     official code has it (TD3+BC, DMG, CORL); quartiles: each column's own, as
     context.space standardised, around its median, at most 30 of them away: the default for logs of
     one's own."""
+    corrective: NonNegative = 0.0
+    """Half the width of random shifts of logged actions, each with the state moved aside so that
+    the shifted action makes up for it: teaches the way back to what was demonstrated. For actions
+    that say how fast or how strongly to move (Kitchen: 0.3); 0: rows as they are."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ ModuleName = Literal["linear", "mlp", "softmax", "ridge"]
 Initial = Literal["zero", "learned"]
 CStart = Literal["identity", "xavier"]
 Normalise = Literal["none", "unit", "layer"]
-Init = Literal["orthogonal", "iql", "torch", "rebrac", "cql", "xavier"]
+Init = Literal["orthogonal", "small", "iql", "torch", "rebrac", "cql", "xavier"]
 GLOBAL = dict.fromkeys(("local.", "context."), "the critic is global (--critic local)")
+SEQUENCES = {"data.corrective": "steps of a sequence stay as they were logged"}
 LOCAL = {"init": "a local critic starts orthogonal"}
 Form = Literal["auto", "reduced", "dual", "fused"]
 
@@ -58,8 +59,9 @@ class PolicySettings(Settings):
     hidden: Widths = (256, 256)
     """Hidden layers."""
     init: Init = "orthogonal"
-    """How fresh weights are drawn: orthogonal, or as in the code of iql, PyTorch (torch), rebrac,
-    cql, or FQL and QC (xavier); the schemes are listed in nn/initialisation.py."""
+    """How fresh weights are drawn: orthogonal; small: the same with a last layer near 0, for
+    few demonstrations; or as in the code of iql, PyTorch (torch), rebrac, cql, or FQL and QC
+    (xavier). The schemes are listed in nn/initialisation.py."""
     layer_norm: bool = False
     """LayerNorm after every hidden layer: where data is little, the largest single gain."""
     dropout: BelowOne = 0.0

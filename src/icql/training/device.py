@@ -21,6 +21,7 @@ from icql.errors import UserError
 from icql.retrieval import Neighbours
 from icql.retrieval.metric import medians_and_spreads
 from icql.settings.contexts import DataSettings
+from icql.training.corrective import Corrective
 from icql.training.draws import Alias, draw
 
 FAR_OUT = 30.0  # spreads from the median
@@ -84,6 +85,7 @@ class DeviceData(eqx.Module):
     episodes: Episodes | None = None
     ids: Int[Array, " m"] | None = None
     alias: Alias | None = None  # how rows are drawn; None: uniformly
+    corrective: Corrective | None = None  # what is done to drawn rows; None: nothing
 
     def at(self, streams: Keys, step: int, size: int) -> tuple[DeviceData, float]:
         """Return the data that update `step` needs, and the update up to which it serves."""
@@ -114,8 +116,12 @@ class DeviceData(eqx.Module):
         return Window(self.take(rows), valid, e.step[rows], e.to_go[rows], e.episode[index])
 
     def sample(self, key: PRNGKeyArray, size: int) -> Batch:
-        """Draw `size` transitions with replacement."""
-        return self.batch(draw(key, size, self.total, self.alias))
+        """Draw `size` transitions with replacement, moved aside where rows are corrective."""
+        batch = self.batch(draw(key, size, self.total, self.alias))
+        if self.corrective is None:
+            return batch
+        moved = self.corrective(batch.query, jax.random.fold_in(key, 1))
+        return eqx.tree_at(lambda b: b.query, batch, moved)
 
 
 def fit_normaliser(data: Transitions, settings: DataSettings) -> Normaliser:
@@ -172,11 +178,12 @@ def to_device(
     *,
     length: int | None = None,
     alias: Alias | None = None,
+    corrective: Corrective | None = None,
 ) -> DeviceData:
     """Normalise, pack and move the data; it stays there for the whole run.
 
     `length` asks for windows of that many steps (see :class:`Episodes`); `alias` says how rows are
-    drawn.
+    drawn, `corrective` what is then done to them.
     """
     episodes = None if length is None else find_episodes(data, normaliser, length)
     return DeviceData(
@@ -187,6 +194,7 @@ def to_device(
         len(data),
         jax.tree.map(jnp.asarray, episodes),
         alias=alias,
+        corrective=corrective,
     )
 
 

@@ -25,6 +25,7 @@ from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.files import default_cache_dir
 from icql.retrieval import Neighbours
+from icql.training.corrective import Corrective
 from icql.training.device import (
     DeviceData,
     Episodes,
@@ -62,6 +63,7 @@ def feed(
     neighbours: Neighbours | None,
     *,
     alias: Alias | None = None,
+    corrective: Corrective | None = None,
     seeds: int,
     memory: int | None,
 ) -> DeviceData | Streamed:
@@ -73,6 +75,7 @@ def feed(
         normaliser: what is done to states and rewards.
         neighbours: tables of contexts, where the algorithm needs them.
         alias: how rows are drawn, where not uniformly.
+        corrective: what is done to drawn rows.
         seeds: how many are trained side by side.
         memory: bytes that data may take, if the device has them; by default half of the machine's.
 
@@ -85,7 +88,9 @@ def feed(
     length, near = algorithm.needs.length, sum(t.shape[1] for t in tables_of(neighbours))
     extra = near + 4 * bool(length)  # numbers of a row beside the packed ones
     if 8 * len(data) * (row_width(data) + extra) <= limit:  # while it is packed and on the device
-        return to_device(data, normaliser, neighbours, length=length, alias=alias)
+        return to_device(
+            data, normaliser, neighbours, length=length, alias=alias, corrective=corrective
+        )
     rows = seeds * rows_per_update(algorithm)
     asked, behind = rows * (length or 1), rows * near
     nbytes = HELD * 4 * ((asked + behind) * row_width(data) + asked * (extra + 1))
@@ -102,7 +107,8 @@ def feed(
         with scratch(default_cache_dir()) as room:  # what is mapped outlives its folder
             episodes = find_episodes(data, normaliser, length, room)
     sizes = updates * asked, updates * behind
-    return Streamed(data, normaliser, tables_of(neighbours), episodes, alias, updates, sizes)
+    drawn = alias, corrective
+    return Streamed(data, normaliser, tables_of(neighbours), episodes, *drawn, updates, sizes)
 
 
 @dataclass
@@ -114,6 +120,7 @@ class Streamed:
     tables: tuple[NDArray[np.int32], ...]
     episodes: Episodes | None
     alias: Alias | None
+    corrective: Corrective | None
     updates: int  # that are served at a time
     sizes: tuple[int, int]  # rows that they can ask for, and rows behind those
     _part: tuple[int, DeviceData] | None = None
@@ -153,6 +160,7 @@ class Streamed:
             self._windows(ids, asked),
             _padded(ids, asked, NOWHERE),
             self.alias,
+            self.corrective,
         )
 
     def _windows(self, ids: Ids, asked: int) -> Episodes | None:

@@ -31,6 +31,7 @@ from icql.settings.grid import check_names
 from icql.settings.shared import ActorSettings, AlgorithmSettings
 from icql.training.callbacks import Callback
 from icql.training.choose import choose, standardised
+from icql.training.corrective import Corrective, corrective_of, effect_of
 from icql.training.desk import Bystander, Desk, Prepared, check_finite
 from icql.training.device import Normaliser, fit_normaliser, reward_range
 from icql.training.draws import alias_of
@@ -214,6 +215,7 @@ def prepare(
         normaliser,
         neighbours,
         alias=None if comparison is None else alias_of(comparison.weights, uniform),
+        corrective=make_corrective(algorithm, data, normaliser, display),
         seeds=len(members),
         memory=memory,
     )
@@ -290,6 +292,18 @@ def compare(
         f"effective share of the rows {100 * found.share:.1f} %"
     )
     return found
+
+
+def make_corrective(
+    algorithm: Algorithm[Any], data: Transitions, normaliser: Normaliser, display: Display
+) -> Corrective | None:
+    """Learn from the log what actions do, where rows are to be corrective; None: they are not."""
+    width = algorithm.settings.data.corrective
+    if not width or algorithm.needs.kind == "sequences":
+        return None
+    effect = effect_of(data)
+    display.say(f"corrective rows: {effect}")
+    return corrective_of(effect, width, normaliser.std)
 
 
 def uniform_rows(algorithm: Algorithm[Any]) -> int:

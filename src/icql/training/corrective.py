@@ -1,0 +1,113 @@
+"""Corrective rows: from a state a little aside, the action that leads back to where the log went.
+
+    s' ≈ s + c + B a                                  B = ∂s'/∂a, by least squares over the log
+    (s, a, r, s')  →  (s − B δ, a + δ, r, s')         δ ~ U(−w, w), kept within [−1, 1]
+
+A policy that was cloned knows the logged path and no way back to it, so that what throws it off, a
+sensor's noise or its own error, adds up from step to step. What an action changes can be read off
+the log: every drawn row is moved aside together with the action that makes up for it.
+
+Columns that actions do not drive (an object that is not touched) stay where they are, and actions
+that cannot be told from the driven columns are not shifted: there B is chance. It is meant for
+actions that say how fast or how strongly to move; where they name a position to go to, the right
+action does not depend on where one stands. The idea is that of corrective labels (Ke et al. 2024)
+and of noise in demonstrations (Laskey et al. 2017), with a matrix in place of a learned model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+from numpy.typing import NDArray
+
+from icql.algos.base import Transition
+from icql.data.arrays import blocks
+from icql.data.transitions import Transitions
+from icql.errors import UserError
+
+DRIVEN = 0.5  # of the variance of a column's change, or of an action: what has to be explained
+Doubles = NDArray[np.float64]
+
+
+class Corrective(eqx.Module):
+    """Moves rows aside; see the top of this file."""
+
+    effect: Float[Array, "act obs"]  # Bᵀ, in units of normalised states; 0 where nothing is moved
+    widths: Float[Array, " act"]  # w of each action; 0: it is not shifted
+
+    def __call__(self, rows: Transition, key: PRNGKeyArray) -> Transition:
+        """The rows with states moved and actions shifted, each by its own δ."""
+        drawn = self.widths * jax.random.uniform(key, rows.a.shape, rows.a.dtype, -1, 1)
+        shift = jnp.clip(rows.a + drawn, -1, 1) - rows.a
+        moved = rows.s - shift @ self.effect, rows.a + shift
+        return eqx.tree_at(lambda t: (t.s, t.a), rows, moved)
+
+
+class Effect(NamedTuple):
+    """What actions do to states, as the log shows it."""
+
+    matrix: Doubles  # (act, obs): Bᵀ, in the log's units
+    columns: NDArray[np.bool_]  # (obs,) that actions drive
+    actions: NDArray[np.bool_]  # (act,) that can be told from these
+
+    def __str__(self) -> str:
+        if not self.actions.any():
+            return "no column of the states follows the actions: rows stay as they are"
+        shifted, moved = int(self.actions.sum()), int(self.columns.sum())
+        return (
+            f"{shifted} of {len(self.actions)} actions lead back in {moved} of "
+            f"{len(self.columns)} columns"
+        )
+
+
+def effect_of(data: Transitions) -> Effect:
+    """Regress the change of every column on the actions, in blocks and in float64.
+
+    Raises:
+        UserError: actions are choices.
+    """
+    if data.info.signals.choices:
+        raise UserError(
+            "actions are choices, and a choice cannot be shifted a little.",
+            where="data.corrective",
+            fix="Leave it out.",
+        )
+    n, acts = len(data), data.action_dim
+    width = acts + data.observation_dim
+
+    def pairs() -> Iterator[Doubles]:  # (a, s' − s) of every row
+        for at in blocks(n, width):
+            change = data.next_states[at].astype(float) - data.states[at]
+            yield np.concatenate([data.actions[at], change], axis=1)
+
+    mean = sum((part.sum(0) for part in pairs()), np.zeros(width)) / n
+    gram = np.zeros((width, width))
+    for part in pairs():
+        gram += (part - mean).T @ (part - mean) / n
+    a, d = slice(None, acts), slice(acts, None)
+    matrix, columns = _regress(gram[a, a], gram[a, d], gram[d, d])
+    driven = np.flatnonzero(columns >= DRIVEN) + acts
+    _, actions = _regress(gram[np.ix_(driven, driven)], gram[driven, a], gram[a, a])
+    return Effect(matrix, columns >= DRIVEN, actions >= DRIVEN)
+
+
+def _regress(xx: Doubles, xy: Doubles, yy: Doubles) -> tuple[Doubles, Doubles]:
+    """Coefficients of y on x by their covariances, and the share of each y that they explain."""
+    slopes = np.linalg.pinv(xx, hermitian=True) @ xy
+    total = np.diag(yy)
+    explained = (slopes * xy).sum(0)
+    return slopes, np.divide(explained, total, out=np.zeros(len(total)), where=total > 0)
+
+
+def corrective_of(effect: Effect, width: float, spread: NDArray[np.floating]) -> Corrective:
+    """Make ready to shift actions by up to `width`; `spread` is what states are divided by."""
+    matrix = effect.matrix * effect.columns / spread
+    return Corrective(
+        jnp.asarray(matrix, jnp.float32), jnp.asarray(width * effect.actions, jnp.float32)
+    )

@@ -9,9 +9,9 @@ tasks. A stuck sensor gives, at every state: zero; the median of its log, which 
 wrong number can be; the largest value of its log; ten spreads beyond that, the end of its scale.
 
 One state is asked at a time. What only an episode can show is for `fit_sensors`, which is asked
-about whole held-out episodes: in how many it calls any column stuck; and, with a column stuck at its
-first value, at which share of the states, of all and of those in which the true value is farther
-from the stuck one than a tenth of the column's spread. In the others a stuck sensor says the truth.
+about whole held-out episodes: in how many it calls any column stuck; and, with a column stuck at
+its first value, at which share of the states, of all and of those in which the true value is
+farther from the stuck one than a tenth of the column's spread: else a stuck sensor says the truth.
 
 States come in bundles, so of few episodes one split says little: `--repeats 40` draws the fifths so
 often and counts the false alarms of each.

@@ -24,7 +24,7 @@ from icql.retrieval.metric import Rows, divided, medians_and_spreads
 from icql.settings.contexts import Exclude
 
 SPAN = 10  # states over which changes are told, and for which a column must have stood still
-EVERY = 5  # at each so many-th state of an episode it is looked at: nothing happens in between
+EVERY = 2  # states from one look at a column that stands still to the next
 NEAREST = 5  # logged moments that are asked what the column was
 NOISE = 0.1  # spreads: what is less is no movement
 LEAST = 0.01  # squared correlation below which a column says nothing of another
@@ -47,31 +47,38 @@ class Movement:
     _found: dict[int, Retriever] = field(default_factory=dict, repr=False)
 
     def missed(
-        self, states: NDArray[np.float32], still: NDArray[np.int64], own: int | None = None
+        self,
+        states: NDArray[np.float32],
+        still: NDArray[np.int64],
+        own: NDArray[np.integer] | None = None,
     ) -> Rows:
-        """How much each column of an episode (T, obs) has missed since it stands still, in spreads.
+        """How much each column of states (T, obs) has missed since it stands still, in spreads.
 
-        `still` (T, obs) is for how many states it has; `own` the logged episode that it is, which
-        is not looked among.
+        They are of one episode, in order, or of several, one after the other: `still` (T, obs),
+        for how many states it has, begins anew with each. `own` (T,) names the logged episodes that
+        they are of, which are not looked among.
         """
         x, out = standardised(states, self.centre, self.spread), np.zeros(states.shape)
-        for column in np.flatnonzero((still > SPAN).any(axis=0)):
-            at = np.flatnonzero(still[:, column] > SPAN)
-            at = at[at % EVERY == 0]
+        told = (self.levels + self.changes).any(axis=1)  # by any other column
+        for column in np.flatnonzero((still > SPAN).any(axis=0) & told):
+            for_long = still[:, column] - SPAN - 1
+            looked = (for_long >= 0) & (for_long % EVERY == 0)
+            at = np.flatnonzero(looked)
             apart = np.zeros(len(states))
-            if len(at):
-                apart[at] = self._apart(x[at], x[at - SPAN], int(column), own)
+            named = None if own is None else own[at]
+            apart[at] = self._apart(x[at], x[at - SPAN], int(column), named)
             out[:, column] = since(apart, still[:, column])
         return out
 
-    def _apart(self, now: Rows, before: Rows, column: int, own: int | None) -> Rows:
+    def _apart(self, now: Rows, before: Rows, column: int, own: NDArray[np.integer] | None) -> Rows:
         """How far a column (Q,) is from the nearest of what it was at moments like these."""
         retriever = self._retriever(column)
-        asked = self._features(now, before, column)
-        mine = np.flatnonzero(self.episode == own)
-        # any row of an episode names it; of one that is not there nothing is left out
-        rows = np.full(len(asked), mine[0] if len(mine) else -1)
-        rule: Exclude = "episode" if len(mine) else "none"
+        asked, rows = self._features(now, before, column), np.full(len(now), -1)
+        if own is not None:
+            names, first = np.unique(self.episode, return_index=True)
+            place = np.minimum(np.searchsorted(names, own), len(names) - 1)
+            rows = np.where(names[place] == own, first[place], -1)  # any row names its episode
+        rule: Exclude = "none" if own is None else "episode"
         ids, away = retriever.nearest(asked, retriever.left_out(asked, rows, rule=rule))
         apart = np.abs(self.now[ids, column] - now[:, [column]])
         nearest = np.where(np.isinf(away), np.inf, apart).min(axis=1)

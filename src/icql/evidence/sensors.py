@@ -5,15 +5,16 @@ what it has missed meanwhile, by what the others say (`movement`). Of logged epi
 with the other ones, the largest of every sign is known; a sign's limit is the k-th largest of
 these. A new episode exceeds one of them only where, with it among the logged ones, it is one of the
 first k in some sign. At most U + 1 of the N + 1 are, where U of the N logged ones are by
-themselves: so k is the largest for which (U + 1) / (N + 1) is at most the stated rate. Signs that no
-logged episode shows, or that the same ones show, cost nothing, other than if each took its part of
-the rate.
+themselves: so k is the largest for which (U + 1) / (N + 1) is at most the stated rate. Signs that
+no logged episode shows, or that the same ones show, cost nothing, other than if each took its part
+of the rate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,7 +24,7 @@ from icql.errors import UserError
 from icql.evidence.movement import EVERY, Movement, fit_movement
 from icql.evidence.stillness import FOREVER, longest_run, runs
 
-ASKED = 20_000  # states at most at which logged episodes are looked at
+ASKED = 40_000  # states at most at which logged episodes are looked at
 SEED = 0
 
 
@@ -71,14 +72,17 @@ def fit_sensors(data: Transitions, *, rate: float = 0.05) -> Sensors:
         raise UserError(f"must lie between 0 and 1, not {rate}.", where="rate")
     episodes = list(_episodes(np.asarray(data.episode)))
     movement = fit_movement(data.states, episodes)
-    still, missed = [], []
-    for name, first, length in _some(episodes):
-        states = np.asarray(data.states[first : first + length], np.float32)
-        run = runs(states)
-        still.append(longest_run(run))
-        found = np.zeros(states.shape) if movement is None else movement.missed(states, run, name)
-        missed.append(found.max(axis=0))
-    signs = np.concatenate([np.array(still, np.float64), np.array(missed)], axis=1)
+    chosen = list(_some(episodes))
+    rows = np.concatenate([np.arange(first, first + length) for _, first, length in chosen])
+    states = np.asarray(data.states[rows], np.float32)
+    starts = np.cumsum([0, *(length for *_, length in chosen)])
+    run = np.concatenate([runs(states[i:j]) for i, j in pairwise(starts)])
+    still = np.array([longest_run(run[i:j]) for i, j in pairwise(starts)], np.float64)
+    missed = np.zeros(still.shape)
+    if movement is not None:
+        found = movement.missed(states, run, np.asarray(data.episode)[rows])
+        missed = np.maximum.reduceat(found, starts[:-1])
+    signs = np.concatenate([still, missed], axis=1)
     limit, kept = joint_limits(signs, rate)
     width = data.observation_dim
     whole = np.where(limit[:width] >= FOREVER, FOREVER, limit[:width].astype(np.int64))

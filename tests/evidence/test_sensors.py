@@ -10,7 +10,7 @@ import pytest
 from evidence.test_alarm import LENGTH, walks
 from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
-from icql.evidence.movement import NOISE, SPAN, since
+from icql.evidence.movement import NOISE, SPAN, fit_movement, since
 from icql.evidence.sensors import fit_sensors, joint_limits
 from icql.evidence.stillness import FOREVER, longest_run, runs
 
@@ -130,6 +130,17 @@ def test_a_door_that_should_have_opened_is_caught_though_doors_rest():
         assert not found[: SPAN + 1].any()  # nothing can be told so early
     assert caught / differ > 0.95
     assert np.mean(resting) < 0.1  # where it would have rested, nobody can tell
+
+
+def test_a_logged_episode_is_not_compared_with_itself():
+    states = doors(30, 0).states.copy()
+    opened = int(np.argmax(states.reshape(30, STEPS, 3)[:, -1, DOOR]))
+    rows = slice(opened * STEPS, (opened + 1) * STEPS)
+    states[rows, DOOR] = 0  # the one episode in which the door was stuck
+    movement = fit_movement(states, [(i, i * STEPS, STEPS) for i in range(30)])
+    still = runs(states[rows])
+    assert movement.missed(states[rows], still).max() == 0
+    assert movement.missed(states[rows], still, np.full(STEPS, opened)).max() > 1
 
 
 def test_few_episodes_promise_less_and_say_so():

@@ -120,7 +120,7 @@ def of_log(log: Transitions, others: dict[str, States], asked: Options) -> dict[
         "deviation": round(float(np.std(silent)), 4),
         "stuck": {kind: round(float(found.mean()), 4) for kind, found in by_column.items()},
         "columns_caught": {kind: int((x >= 0.95).sum()) for kind, x in by_column.items()},
-        "sensors": of_watched(watched),
+        "sensors": of_watched(watched, np.flatnonzero(varies)),
         "other_tasks": {other: round(float(np.mean(x)), 4) for other, x in strange.items()},
     }
 
@@ -138,7 +138,7 @@ class Watched:
     caught_differ: NDArray[np.int64]
 
 
-def of_watched(splits: list[Watched]) -> dict[str, Any]:
+def of_watched(splits: list[Watched], columns: NDArray[np.int64]) -> dict[str, Any]:
     """Rates over all splits; of columns that ever differ, means over these."""
     total = {
         name: np.sum([getattr(one, name) for one in splits], axis=0)
@@ -153,9 +153,7 @@ def of_watched(splits: list[Watched]) -> dict[str, Any]:
         "caught": round(float(share.mean()), 4),
         "columns": int(ever.sum()),
         "columns_caught": int((share >= 0.95).sum()),
-        "by_column": dict(
-            zip(np.flatnonzero(ever).tolist(), np.round(share, 3).tolist(), strict=True)
-        ),
+        "by_column": dict(zip(columns[ever].tolist(), np.round(share, 3).tolist(), strict=True)),
     }
 
 

@@ -73,6 +73,38 @@ def test_a_few_runs_get_the_report_of_a_suite(runs, capsys, tmp_path):
     assert "must end in .png" in capsys.readouterr().err
 
 
+def test_runs_with_critics_get_value_maps_in_the_page_alone(runs, capsys, tmp_path):
+    data = runs / "pendulum.npz"
+    icql.train(
+        "iql",
+        dataset=str(data),
+        task="pendulum-test",
+        steps=2,
+        seeds=2,
+        grid={"policy.learning_rate": [1e-3, 1e-2]},
+        settings={"batch_size": 8, "policy.hidden": [8]},
+        run={"episodes": 1},
+        out=runs / "critics",
+        quiet=True,
+    )
+    chosen, page = [str(runs / "critics"), str(runs / "one")], tmp_path / "page.html"
+    assert main(["compare", *chosen, "--out", str(page)]) == 0
+    assert "Value maps of pendulum-test" in page.read_text()
+    report = report_of([runs / "critics", runs / "one"], maps=True)
+    said = [cell.critics for cell in report.cells()]
+    assert said[2] is None  # cloning has no critics
+    assert [len(one["values"]) for one in said[:2]] == [300, 300]
+    assert [len(one["rank"]) for one in said[:2]] == [2, 2]  # two seeds of each combination
+    assert all(cell.critics is None for cell in report_of([runs / "critics"]).cells())
+    data.rename(data.with_name("elsewhere.npz"))
+    try:
+        without = report_of([runs / "critics"], maps=True)
+    finally:
+        data.with_name("elsewhere.npz").rename(data)
+    assert any("no value map of" in note for note in without.notes)
+    assert all(cell.data is None for cell in without.cells())
+
+
 @pytest.mark.parametrize(("run", "words"), [("none", "has no score"), ("missing", "missing")])
 def test_what_has_no_score_is_refused(runs, capsys, run, words):
     assert main(["compare", str(runs / run)]) == 2

@@ -45,6 +45,18 @@ def test_false_alarms_are_as_many_as_stated(rate):
     np.testing.assert_array_equal(new.rings, new.distance > alarm.limit)
 
 
+def test_of_few_episodes_the_rate_holds_on_average_over_logs():
+    """Their states come in bundles: of a single log it may be several points off."""
+    rang = {0.05: [], 0.1: []}
+    for seed in range(40):
+        log, new = walks(20, 2 * seed), walks(50, 2 * seed + 1).states
+        for rate, found in rang.items():
+            found.append(fit_alarm(log, rate=rate)(new).rings.mean())
+    for rate, found in rang.items():
+        assert abs(np.mean(found) - rate) < 0.02
+    assert np.std(rang[0.05]) > 0.01
+
+
 def test_a_stuck_sensor_and_another_plant_are_caught():
     log = walks(EPISODES, 0)
     alarm = fit_alarm(log, rate=0.05)

@@ -52,23 +52,26 @@ def brief_of_data(data: Transitions) -> dict[str, Any]:
     }
 
 
-def brief_of_run(run: Path, data: Transitions) -> dict[str, Any] | None:
-    """What the critics of a finished run say; None where it has none.
+def brief_of_run(
+    run: Path, data: Transitions, members: slice = slice(None)
+) -> dict[str, Any] | None:
+    """What the critics of a finished run, or some of its members, say; None where it has none.
 
     Values and layers are those of the first seed that was trained, the correlations with the
-    outcomes those of every seed.
+    outcomes those of every seed. Layers are known of the run's first member alone.
     """
     if not has_critic(run):
         return None
     rows, critic = brief_rows(data), critic_on(run, data)
     said = ask(run.name, str(run), critic, rows)
-    agrees = agreement(said.values, returns_at(rows, data.rewards, data.episode))
+    values = said.values[members]
+    agrees = agreement(values, returns_at(rows, data.rewards, data.episode))
     layers = None
-    if said.by_layer is not None:
+    if said.by_layer is not None and not members.start:
         spread = np.percentile(said.by_layer, [10, 90], axis=1)
         layers = [_short(row) for row in np.stack([said.by_layer.mean(1), *spread], axis=1)]
     return {
-        "values": _short(said.values[0]),
+        "values": _short(values[0]),
         "rank": _short(agrees["spearman"]),
         "layers": layers,  # mean, 10th and 90th percentile after each
     }

@@ -12,6 +12,7 @@ from icql.bench.records import Asked, CellGroup
 from icql.bench.report import Report, Table, TableCell, unequal
 from icql.bench.runner import outcome_of, update_seconds
 from icql.bench.suites import Suite
+from icql.errors import UserError
 from icql.settings.grid import combinations, say_settings
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
@@ -19,9 +20,22 @@ from icql.training.run_folder import RunFolder
 SUITE = Suite(id="runs", title="Runs side by side")
 
 
-def report_of(runs: Sequence[Path]) -> Report:
-    """Return the report of finished runs that have scores, a row for each and each combination."""
-    found = [(run, cell) for run in runs for cell in _cells(run)]
+def report_of(runs: Sequence[Path], *, maps: bool = False) -> Report:
+    """Return the report of finished runs that have scores, a row for each and each combination.
+
+    `maps` asks their data and critics, too, for value maps and all that goes with them. It says of
+    a run whose data is not at hand that it has none.
+    """
+    found: list[tuple[Path, TableCell]] = []
+    notes: list[str] = []
+    known: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        own = _cells(run)
+        try:
+            own = _looked_into(run, own, known) if maps else own
+        except UserError as error:
+            notes.append(f"no value map of {run}: {error.where}: {error.what}")
+        found += [(run, cell) for cell in own]
     names = Counter((cell.place.row, cell.place.task) for _, cell in found)
     cells: dict[tuple[str, str], TableCell] = {}
     for run, cell in found:
@@ -38,8 +52,27 @@ def report_of(runs: Sequence[Path]) -> Report:
         failures=(),
         unfinished=(),
         superseded=(),
-        notes=tuple(unequal([table])),
+        notes=(*unequal([table]), *notes),
     )
+
+
+def _looked_into(
+    run: Path, cells: list[TableCell], known: dict[str, dict[str, Any]]
+) -> list[TableCell]:
+    """A run's cells with what its data and its critics say; `known` data is not asked again."""
+    from icql.analysis.brief import brief_of_data, brief_of_run
+    from icql.training.trained import data_of
+
+    data, found = data_of(RunFolder.open(run)), []
+    for i, cell in enumerate(cells):
+        seeds = cell.group.seeds
+        if cell.group.data_hash not in known:
+            known[cell.group.data_hash] = brief_of_data(data)
+        said = brief_of_run(run, data, slice(i * len(seeds), (i + 1) * len(seeds)))
+        critics = None if said is None else {"seed": seeds[0], **said}
+        looked = dataclasses.replace(cell, data=known[cell.group.data_hash], critics=critics)
+        found.append(looked)
+    return found
 
 
 def _cells(run: Path) -> list[TableCell]:

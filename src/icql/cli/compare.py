@@ -58,7 +58,7 @@ class Compare(Options):
             from icql.bench.compared import report_of
             from icql.bench.report import write_report
 
-            write_report(report_of(self.runs), out)
+            write_report(report_of(self.runs, maps=out.suffix == ".html"), out)
         else:
             raise UserError(
                 f"must end in .png, .html, .md or .tex, not {out.suffix!r}.", where="--out"

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.evidence.stillness import Stillness, fit_stillness
+from icql.evidence.sensors import Sensors, fit_sensors
 from icql.files import default_cache_dir
 from icql.pages import note
 from icql.retrieval import ContextSettings, Retriever, Space, find_space
@@ -64,7 +65,7 @@ class Alarm:
     kept: NDArray[np.integer]  # their rows in the log
     scored: NDArray[np.integer]  # rows that the limit was found on, ascending
     scores: NDArray[np.float64]  # how far each of them is from the nearest of other episodes
-    stillness: Stillness  # how long columns may stay as they are
+    log: Transitions  # that it is the alarm of
 
     def __call__(self, states: ArrayLike) -> Rings:
         """Ask about states (B, obs) in the units of the log; a sensor that is NaN is an error."""
@@ -77,11 +78,17 @@ class Alarm:
         return Rings(distance > self.limit, distance, self.limit, self.kept[rows[:, 0]])
 
     def stuck(self, states: ArrayLike) -> NDArray[np.bool_]:
-        """Which sensors have stood still for too long at each of an episode's states so far.
+        """Which sensors are stuck at each of an episode's states so far (T, obs), in order.
 
-        (T, obs), in order: what no single state can show (`icql.evidence.stillness`).
+        Those that have stood still for longer than in the log, or while what moves with them did:
+        what no single state can show (`icql.evidence.sensors`). The first call takes longer.
         """
-        return self.stillness(states)
+        return self.sensors(states)
+
+    @cached_property
+    def sensors(self) -> Sensors:
+        """What `stuck` asks; found when it is first asked."""
+        return fit_sensors(self.log, rate=self.rate)
 
     def logged(
         self, states: NDArray[np.floating], rows: NDArray[np.integer]
@@ -142,8 +149,7 @@ def fit_alarm(
             where="rate",
             fix=f"Ask for at least {1 / (len(scores) + 1):.2g}.",
         )
-    still = fit_stillness(data, rate=rate)
-    return Alarm(retriever, float(scores[place - 1]), rate, kept, scored, of_scored, still)
+    return Alarm(retriever, float(scores[place - 1]), rate, kept, scored, of_scored, data)
 
 
 def _scores(

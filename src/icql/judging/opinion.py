@@ -16,7 +16,7 @@ from icql.judging.bootstrap import Interval, draws, interval, replicated_means
 from icql.judging.cloned import BehaviourModel, fit_behaviour
 from icql.judging.fitting import Drawn
 from icql.judging.fqe import QFunctions, fit_q
-from icql.judging.importance import log_ratios, weigh
+from icql.judging.importance import weigh
 from icql.judging.local import Graph
 from icql.judging.log import Doubles, Log, Rows
 from icql.judging.support import Surroundings, explained
@@ -233,12 +233,7 @@ class _Asked:
         points: dict[str, list[float]] = {"importance": [], "doubly_robust": []}
         sizes, each = [], np.ones((1, len(log)))
         for m, policy in enumerate(self.policies):
-            ratios = log_ratios(
-                behaviour.unit(data.actions),
-                behaviour.unit(self.acts.here[m]),
-                behaviour.mean,
-                behaviour.log_std,
-            )
+            ratios = behaviour.log_ratios(self.acts.here[m])
             q, v, v_next = (
                 self.q(policy, states, actions).mean(0)
                 for states, actions in (

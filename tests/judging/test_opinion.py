@@ -78,6 +78,9 @@ def test_other_methods(judged):
         exact = chain.value(np.full(chain.PLACES, action))[starts].mean()
         robust = opinions[label].methods["doubly_robust"]["estimate"]
         assert robust == pytest.approx(exact, abs=0.8)
+        corrected = opinions[label].methods["corrected"]["estimate"]
+        assert corrected == pytest.approx(exact, abs=0.8)
+        assert abs(corrected - robust) > 1e-3  # whose weights differ
     sizes = [opinions[label].sample_size for label in ACTIONS]
     assert sizes[1] > 250  # of 300: it acts like the log
     assert max(sizes[0], sizes[2]) < 100

@@ -17,6 +17,10 @@ evaluation, which is right where either Q or b is:
 
     V = mean_e V(s_0) + Σ_t γ^t Σ_e w_t [r_t + γ m V(s_{t+1}) − Q(s_t, a_t)]
 
+With all weights alike it is fitted Q evaluation, corrected by its errors on logged steps: where Q
+misses what the log knows, that miss is taken away (the behaviour's value is then the logged one,
+whatever Q says); what Q gets wrong where only π goes stays.
+
 The effective sample size (Σ ρ_T)² / Σ ρ_T² of the whole episodes' weights says how many episodes
 are left: over a hundred steps it is mostly one (of choices none), and then neither number says
 anything. A step that no episode has a weight at adds nothing to either.

@@ -26,6 +26,7 @@ from icql.settings.judge import JudgeSettings
 
 Act = Callable[[NDArray[np.float32]], NDArray[np.float32]]  # (N, obs) → (M, N, act), M policies
 HELD_ROWS = 20_000  # held-out rows that errors are measured on
+WEIGHTED = ("importance", "doubly_robust", "corrected")  # the last with all weights alike
 LATE = 0.75  # of the updates: what moves after them is said
 
 
@@ -44,7 +45,7 @@ class Opinion:
     held_out: dict[str, Any]
     far: float | None
     far_logged: float | None
-    methods: dict[str, Any]  # importance, doubly_robust, local_critic
+    methods: dict[str, Any]  # importance, doubly_robust, corrected, local_critic
     sample_size: float | None
 
     @property
@@ -65,7 +66,6 @@ class Opinion:
     def evidence(self, other: Opinion | None = None) -> Evidence:
         """What the verdict looks at."""
         difference, around = self.difference(other)
-        known = self.held_out["explained"]
         listened = {
             method: tuple(found["difference_interval"])
             for method, found in self.methods.items()
@@ -80,7 +80,8 @@ class Opinion:
             interval=around,
             estimates=tuple(self.values.mean(1).tolist()),
             possible=self.possible,
-            explained=known,
+            explained=self.held_out["explained"],
+            outside=self.held_out["outside"],
             moved=self.moved - (0.0 if other is None else other.moved),
             far=self.far,
             others=listened,
@@ -207,12 +208,16 @@ class _Asked:
             rng = np.random.default_rng([s.seed, 6])
             rows = np.sort(rng.choice(rows, HELD_ROWS, replace=False))
         if not len(rows):
-            return dict.fromkeys(("td_error", "explained", "action_error", "action_explained"))
+            names = ("td_error", "explained", "outside", "action_error", "action_explained")
+            return dict.fromkeys(names)
         data = self.log.data.subset(rows)
         ahead = s.discount * data.mask.astype(np.float64)
-        td, share, actions, like = [], [], [], []
+        td, share, outside, actions, like = [], [], [], [], []
         for m, policy in enumerate(self.policies):
-            y = data.rewards + ahead * self.q(policy, data.next_states, self.acts.there[m][rows])
+            beyond = self.q(policy, data.next_states, self.acts.there[m][rows])
+            held = self.q.held(beyond)
+            y = data.rewards + ahead * held
+            outside.append(float((data.mask * (held != beyond)).mean()))
             error = y - self.q(policy, data.states, data.actions)
             away = (self.acts.here[m][rows] - data.actions).astype(np.float64)
             td.append(float(np.sqrt(np.square(error).mean())))
@@ -222,15 +227,16 @@ class _Asked:
         return {
             "td_error": float(np.mean(td)),
             "explained": float(np.mean(share)),
+            "outside": float(np.mean(outside)),
             "action_error": float(np.mean(actions)),
             "action_explained": float(np.mean(like)),
         }
 
     def weighted(self, behaviour: BehaviourModel) -> tuple[dict[str, Any], float | None]:
-        """Importance sampling and doubly robust, and the effective sample size."""
+        """Importance sampling, doubly robust, corrected, and the effective sample size."""
         log, data, s = self.log, self.log.data, self.settings
-        found: dict[str, list[Doubles]] = {"importance": [], "doubly_robust": []}
-        points: dict[str, list[float]] = {"importance": [], "doubly_robust": []}
+        found: dict[str, list[Doubles]] = {name: [] for name in WEIGHTED}
+        points: dict[str, list[float]] = {name: [] for name in WEIGHTED}
         sizes, each = [], np.ones((1, len(log)))
         for m, policy in enumerate(self.policies):
             ratios = behaviour.log_ratios(self.acts.here[m])
@@ -243,8 +249,10 @@ class _Asked:
                 )
             )
             w = weigh(log, ratios, q, v, v_next, s.discount)
+            alike = weigh(log, np.zeros_like(ratios), q, v, v_next, s.discount)
             sizes.append(w.effective_sample_size)
-            for name, of in (("importance", w.per_decision), ("doubly_robust", w.doubly_robust)):
+            methods = w.per_decision, w.doubly_robust, alike.doubly_robust
+            for name, of in zip(WEIGHTED, methods, strict=True):
                 again = [of(counts) for counts in draws(len(log), s.seed)]
                 found[name].append(np.concatenate(again))
                 points[name].append(float(of(each)[0]))

@@ -100,6 +100,8 @@ def test_whatever_q_says_the_behaviour_corrected_is_what_was_logged(case):
     alike = weigh(log, np.zeros(len(q)), q, q, v_next, GAMMA)
     logged = log.returns_to_go(GAMMA, tails)[log.first].mean()
     assert alike.doubly_robust(np.ones((1, len(log))))[0] == pytest.approx(logged)
+    ratios = np.random.default_rng(1).normal(size=len(q))
+    assert weigh(log, ratios, q, q, v_next, GAMMA).corrected.mean() == pytest.approx(logged)
 
 
 def test_weights_are_clipped(case):

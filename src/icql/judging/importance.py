@@ -56,6 +56,11 @@ class Weighted:
         return counts @ self.starts / counts.sum(1) + self._weighted(self.corrections, counts)
 
     @property
+    def corrected(self) -> Doubles:
+        """What is doubly robust with all weights alike, of each episode (E,)."""
+        return self.starts + self.corrections.sum(1)
+
+    @property
     def effective_sample_size(self) -> float:
         """How many episodes the weights of whole episodes leave."""
         last = self.weights[:, -1]

@@ -26,7 +26,7 @@ from icql.settings.judge import JudgeSettings
 
 Act = Callable[[NDArray[np.float32]], NDArray[np.float32]]  # (N, obs) → (M, N, act), M policies
 HELD_ROWS = 20_000  # held-out rows that errors are measured on
-WEIGHTED = ("importance", "doubly_robust", "corrected")  # the last with all weights alike
+WEIGHTED = ("importance", "doubly_robust")
 LATE = 0.75  # of the updates: what moves after them is said
 
 
@@ -237,7 +237,7 @@ class _Asked:
         log, data, s = self.log, self.log.data, self.settings
         found: dict[str, list[Doubles]] = {name: [] for name in WEIGHTED}
         points: dict[str, list[float]] = {name: [] for name in WEIGHTED}
-        sizes, each = [], np.ones((1, len(log)))
+        sizes, corrected, each = [], [], np.ones((1, len(log)))
         for m, policy in enumerate(self.policies):
             ratios = behaviour.log_ratios(self.acts.here[m])
             q, v, v_next = (
@@ -249,10 +249,9 @@ class _Asked:
                 )
             )
             w = weigh(log, ratios, q, v, v_next, s.discount)
-            alike = weigh(log, np.zeros_like(ratios), q, v, v_next, s.discount)
             sizes.append(w.effective_sample_size)
-            methods = w.per_decision, w.doubly_robust, alike.doubly_robust
-            for name, of in zip(WEIGHTED, methods, strict=True):
+            corrected.append(w.corrected)
+            for name, of in zip(WEIGHTED, (w.per_decision, w.doubly_robust), strict=True):
                 again = [of(counts) for counts in draws(len(log), s.seed)]
                 found[name].append(np.concatenate(again))
                 points[name].append(float(of(each)[0]))
@@ -266,13 +265,19 @@ class _Asked:
                 "difference": estimate - float(self.returns.mean()),
                 "difference_interval": interval(middle - logged, s.seed),
             }
+        said["corrected"] = self._by_episode(np.mean(corrected, 0))
         return said, min(sizes)
 
     def local(self, graph: Graph) -> dict[str, Any]:
         """The local critic's estimate."""
-        first, s = self.log.first, self.settings
+        first = self.log.first
         pairs = zip(self.acts.there, self.acts.here, strict=True)
-        values = np.mean([graph.start_values(there, here[first]) for there, here in pairs], 0)
+        starts = [graph.start_values(there, here[first]) for there, here in pairs]
+        return self._by_episode(np.mean(starts, 0))
+
+    def _by_episode(self, values: Doubles) -> dict[str, Any]:
+        """An estimate from what each episode (E,) says."""
+        s = self.settings
         return {
             "estimate": float(values.mean()),
             "interval": interval(replicated_means(values, s.seed), s.seed),

@@ -56,12 +56,20 @@ class Opinion:
     @property
     def interval(self) -> Interval | None:
         """Of the estimate."""
-        return self._interval(self.values)
+        return self._interval(self.values, self.residual)
+
+    @property
+    def residual(self) -> float:
+        """By how much Q breaks its own equation along the logged episodes, discounted."""
+        return float(self.methods["corrected"]["estimate"]) - self.estimate
 
     def difference(self, other: Opinion | None = None) -> tuple[float, Interval | None]:
         """Estimate minus logged returns, or another's estimate, over the same episodes."""
-        values = self.values - (self.returns if other is None else other.values)
-        return float(values.mean()), self._interval(values)
+        if other is None:
+            values, residual = self.values - self.returns, self.residual
+        else:
+            values, residual = self.values - other.values, self.residual - other.residual
+        return float(values.mean()), self._interval(values, residual)
 
     def evidence(self, other: Opinion | None = None) -> Evidence:
         """What the verdict looks at."""
@@ -87,8 +95,11 @@ class Opinion:
             others=listened,
         )
 
-    def _interval(self, values: Doubles) -> Interval | None:
-        """Episodes drawn again, the spread of the networks, and the miss on the behaviour."""
+    def _interval(self, values: Doubles, residual: float) -> Interval | None:
+        """Episodes drawn again, the spread of the networks, and what the log shows to be missed:
+
+        the behaviour's known value, or the equation of Q on logged steps, whichever is more.
+        """
         if values.shape[1] < 2 or not np.isfinite(values).all():
             return None
         spread = float(values.mean(1).std(ddof=1))
@@ -98,7 +109,7 @@ class Opinion:
             self.settings.seed,
             spread=spread,
             nets=len(values),
-            widened=abs(self.miss),
+            widened=max(abs(self.miss), abs(residual)),
         )
 
 

@@ -268,6 +268,7 @@ def _report(
                     "per_network": said.values.mean(1),
                     "per_policy": said.per_policy,
                     "behaviour_miss": said.miss,
+                    "residual": said.residual,
                     "moved": said.moved,
                     "possible": said.possible,
                     "updates": s.updates,

@@ -3,10 +3,10 @@
     Q(s, a) ← r + γ m [Q̄(s', π(s'))]         Q̄ follows Q slowly, [·] holds it in the log's range
     estimate = mean over episodes of Q(s_0, π(s_0))
 
-Where π does what was hardly tried, Q̄ is a guess, and a guess that is learned from again runs away:
-mostly downwards, to values that no policy can have. So a value counts as no less than the least,
-and no more than the largest, that ever followed a row of the log; how often it is held there is
-measured on held-out rows (`outside`).
+Where π does what was hardly tried, Q̄ is a guess, and a guess that is learned from again can run
+away, to values that no policy has. So a value counts as no less than the least, and no more than
+the largest, that ever followed a row of the log; how often it is held there is measured on held-out
+rows (`outside`).
 
 The behaviour is evaluated beside every policy, by the same networks on the same rows, with the
 logged next action in place of π(s'). What that value should be is in the log: how far it is off

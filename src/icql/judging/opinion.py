@@ -226,9 +226,9 @@ class _Asked:
         td, share, outside, actions, like = [], [], [], [], []
         for m, policy in enumerate(self.policies):
             beyond = self.q(policy, data.next_states, self.acts.there[m][rows])
-            held = self.q.held(beyond)
-            y = data.rewards + ahead * held
-            outside.append(float((data.mask * (held != beyond)).mean()))
+            within = self.q.held(beyond)
+            y = data.rewards + ahead * within
+            outside.append(float((data.mask * (within != beyond)).mean()))
             error = y - self.q(policy, data.states, data.actions)
             away = (self.acts.here[m][rows] - data.actions).astype(np.float64)
             td.append(float(np.sqrt(np.square(error).mean())))

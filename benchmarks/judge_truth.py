@@ -7,7 +7,8 @@ Policies of different quality: clones of all episodes, of the best tenth, of the
 the middle third, clones that were stopped early, and short runs of several algorithms. Each is
 judged from the log alone, then played in the simulator: discounted returns from its own start
 states, and the undiscounted score. Printed are both, Spearman's rank correlation of estimates and
-truth, and how many intervals hold the truth. (Against exact values: tests/judging/test_opinion.py.)
+truth, the share of pairs in the right order among those that the played episodes tell apart, and
+how many intervals hold the truth. (Against exact values: tests/judging/test_opinion.py.)
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,17 @@ def spearman(one: list[float], other: list[float]) -> float:
     return float(np.corrcoef(ranks)[0, 1])
 
 
+def in_order(estimates: list[float], truth: list[dict[str, float]]) -> tuple[int, int]:
+    """Pairs that the estimates put in the right order, of those that differ by 2 σ in truth."""
+    right = told = 0
+    for i, j in combinations(range(len(truth)), 2):
+        apart = truth[i]["return"] - truth[j]["return"]
+        if abs(apart) > 2 * float(np.hypot(truth[i]["error"], truth[j]["error"])):
+            told += 1
+            right += apart * (estimates[i] - estimates[j]) > 0
+    return right, told
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     task, display = icql.get_task(options.task), Display()
     settings = JudgeSettings(
@@ -171,9 +184,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 "covered": bool(around[0] <= real["return"] <= around[1]),
                 "verdict": verdict,
                 "reasons": reasons,
+                "outside": said.held_out["outside"],
                 "far": said.far,
                 "effective_sample_size": said.sample_size,
                 "doubly_robust": said.methods["doubly_robust"]["estimate"],
+                "corrected": said.methods["corrected"]["estimate"],
                 "importance": said.methods["importance"]["estimate"],
                 "local_critic": said.methods["local_critic"]["estimate"],
             }
@@ -182,7 +197,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         print(f"{said.label:<20} {real['return']:7.1f} {real['score']:6.1f}  {middle}  {verdict}")
     returns, scores = ([row["truth"][key] for row in rows] for key in ("return", "score"))
     logged = float(opinions[0].returns.mean())
-    methods = ("estimate", "doubly_robust", "importance", "local_critic")
+    methods = ("estimate", "corrected", "doubly_robust", "importance", "local_critic")
     ranked = {m: spearman([row[m] for row in rows], returns) for m in methods}
     wrong = [
         row["policy"]
@@ -190,6 +205,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         if (row["verdict"] == "better" and row["truth"]["return"] < logged)
         or (row["verdict"] == "worse" and row["truth"]["return"] > logged)
     ]
+    right, told = in_order([row["estimate"] for row in rows], [row["truth"] for row in rows])
     summary = {
         "dataset": options.dataset,
         "settings": dataclasses.asdict(settings),
@@ -197,14 +213,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "behaviour_miss": opinions[0].miss,
         "spearman": ranked,
         "spearman_with_score": spearman([row["estimate"] for row in rows], scores),
+        "pairs_in_order": [right, told],
         "mean_error": float(np.mean([abs(r["estimate"] - r["truth"]["return"]) for r in rows])),
         "covered": sum(row["covered"] for row in rows),
         "wrong_verdicts": wrong,
         "seconds": time.time() - begin,
         "policies": rows,
     }
-    print(f"logged {logged:.1f}, fitted Q evaluation of the behaviour {opinions[0].miss:+.1f}")
+    print(f"logged {logged:.1f}; fitted Q evaluation misses that by {opinions[0].miss:+.1f}")
     print("Spearman with the truth:", {name: round(value, 2) for name, value in ranked.items()})
+    print(f"pairs in the right order: {right} of {told} that the truth tells apart")
     print(f"intervals that hold the truth: {summary['covered']} of {len(rows)}")
     print(f"verdicts that are wrong: {wrong or 'none'}")
     return summary

@@ -58,7 +58,9 @@ def test_judge_says_all_it_knows(runs, capsys):
     assert said["verdict"] in VERDICTS
     assert said["interval"][0] < said["estimate"] < said["interval"][1]
     assert 1 <= said["effective_sample_size"] <= 40
-    assert set(said["methods"]) == {"fqe", "importance", "doubly_robust", "local_critic"}
+    others = {"corrected", "importance", "doubly_robust", "local_critic"}
+    assert set(said["methods"]) == {"fqe", *others}
+    assert 0 <= said["held_out"]["outside"] <= 1
     assert len(said["methods"]["fqe"]["per_policy"]) == 2
     assert said["discount"] == 0.99
     assert said["seeds"] == [0, 1]
@@ -79,6 +81,7 @@ def test_for_people_and_moved_data(runs, capsys, tmp_path):
     said = capsys.readouterr().out
     assert said.startswith("verdict: ")
     assert "effective episodes" in said
+    assert "by its errors on logged steps" in said
     assert "γ = 0.9" in said
     assert "local critic" not in said
     assert f"difference to {runs / 'one'} is +0," in said or "cannot be told" in said

@@ -92,6 +92,18 @@ def test_exact_values_leave_nothing_to_correct():
     assert weighted.doubly_robust(np.ones((1, 10)))[0] == pytest.approx(expected)
 
 
+def test_whatever_q_says_the_behaviour_corrected_is_what_was_logged(case):
+    """With all weights alike, errors on logged steps add up to the miss at the start."""
+    log, rows, _, _ = case
+    q, tails = rows["q"], rows["v_next"]
+    v_next = np.where(log.broken, tails, np.append(q[1:], 0.0))
+    alike = weigh(log, np.zeros(len(q)), q, q, v_next, GAMMA)
+    logged = log.returns_to_go(GAMMA, tails)[log.first].mean()
+    assert alike.doubly_robust(np.ones((1, len(log))))[0] == pytest.approx(logged)
+    ratios = np.random.default_rng(1).normal(size=len(q))
+    assert weigh(log, ratios, q, q, v_next, GAMMA).corrected.mean() == pytest.approx(logged)
+
+
 def test_weights_are_clipped(case):
     log, _, _, _ = case
     zero = np.zeros(len(log.data))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -62,6 +64,30 @@ def test_verdicts(judged, label, verdict):
     assert decide(opinions[label].evidence(), "the log")[0] == verdict
 
 
+def test_intervals_are_widened_by_what_the_log_shows_to_be_missed(judged):
+    """By the miss on the behaviour or the broken equation, whichever is more; never by both."""
+    _, _, opinions = judged
+    one = opinions["right"]
+    corrected = one.methods["corrected"]
+    assert one.residual == pytest.approx(corrected["estimate"] - one.estimate)
+
+    def width(miss: float, residual: float) -> float:
+        moved = {**corrected, "estimate": one.estimate + residual}
+        methods = {**one.methods, "corrected": moved}
+        low, high = dataclasses.replace(one, miss=miss, methods=methods).interval
+        return float(high - low)
+
+    bare = width(0.0, 0.0)
+    assert width(-3.0, 2.0) == pytest.approx(bare + 6)
+    assert width(1.0, -4.0) == pytest.approx(bare + 8)
+    left = opinions["left"]
+    _, (low, high) = one.difference(left)
+    alike = {**left.methods, "corrected": {"estimate": left.estimate + one.residual}}
+    _, (least, most) = one.difference(dataclasses.replace(left, methods=alike))
+    apart = abs(one.residual - left.residual)
+    assert high - low == pytest.approx(most - least + 2 * max(0.0, apart - abs(one.miss)))
+
+
 def test_against_another_policy(judged):
     _, _, opinions = judged
     left, right = opinions["left"], opinions["right"]
@@ -78,6 +104,9 @@ def test_other_methods(judged):
         exact = chain.value(np.full(chain.PLACES, action))[starts].mean()
         robust = opinions[label].methods["doubly_robust"]["estimate"]
         assert robust == pytest.approx(exact, abs=0.8)
+        corrected = opinions[label].methods["corrected"]["estimate"]
+        assert corrected == pytest.approx(exact, abs=0.8)
+        assert abs(corrected - robust) > 1e-3  # whose weights differ
     sizes = [opinions[label].sample_size for label in ACTIONS]
     assert sizes[1] > 250  # of 300: it acts like the log
     assert max(sizes[0], sizes[2]) < 100

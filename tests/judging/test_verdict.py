@@ -15,6 +15,7 @@ GOOD = Evidence(
     estimates=(9.0, 10.0, 11.0),
     possible=(-10.0, 100.0),
     explained=0.8,
+    outside=0.1,
     moved=0.1,
     far=0.1,
 )
@@ -38,6 +39,9 @@ GOOD = Evidence(
         ({"explained": 0.0}, "cannot be told", "held-out"),
         ({"explained": float("nan")}, "cannot be told", "held-out"),
         ({"explained": None}, "better", "+2"),
+        ({"outside": 0.51}, "cannot be told", "runs away: after 51 %"),
+        ({"outside": 0.5}, "better", "+2"),
+        ({"outside": None}, "better", "+2"),
         ({"moved": -1.5}, "cannot be told", "--updates"),
         ({"far": 0.51}, "cannot be told", "51 %"),
         ({"far": None}, "better", "+2"),

@@ -112,6 +112,7 @@ def _lines(r: dict[str, Any]) -> list[str]:
     lines = [f"verdict: {r['verdict']}", *(f"  {reason}" for reason in r["reasons"]), ""]
     rows = [
         ("fitted Q evaluation", r["methods"]["fqe"], ""),
+        ("corrected", r["methods"]["corrected"], "by its errors on logged steps"),
         ("importance sampling", r["methods"]["importance"], f"effective episodes {size:.1f}"),
         ("doubly robust", r["methods"]["doubly_robust"], f"effective episodes {size:.1f}"),
         ("local critic", r["methods"].get("local_critic"), ""),

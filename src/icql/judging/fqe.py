@@ -1,7 +1,12 @@
 """Fitted Q evaluation (Le et al. 2019): the value of a policy by regression on its own targets.
 
-    Q(s, a) ← r + γ m Q̄(s', π(s'))         Q̄ follows Q slowly
+    Q(s, a) ← r + γ m [Q̄(s', π(s'))]         Q̄ follows Q slowly, [·] holds it in the log's range
     estimate = mean over episodes of Q(s_0, π(s_0))
+
+Where π does what was hardly tried, Q̄ is a guess, and a guess that is learned from again can run
+away, to values that no policy has. So a value counts as no less than the least, and no more than
+the largest, that ever followed a row of the log; how often it is held there is measured on held-out
+rows (`outside`).
 
 The behaviour is evaluated beside every policy, by the same networks on the same rows, with the
 logged next action in place of π(s'). What that value should be is in the log: how far it is off
@@ -48,11 +53,12 @@ class _Shared(eqx.Module):
     ahead: Float[Array, " n"]  # γ m
     next_states: Float[Array, "n obs"]
     next_actions: Float[Array, "policies n act"]
+    limits: Float[Array, "2"]  # the least and the largest logged outcome
 
 
 @dataclass(frozen=True)
 class FQEUpdate:
-    """One step of one network towards r + γ m Q̄(s', π(s'))."""
+    """One step of one network towards r + γ m [Q̄(s', π(s'))]."""
 
     learning_rate: float
     target_rate: float
@@ -67,7 +73,8 @@ class FQEUpdate:
         """Regress on the target, which then follows."""
         policy, log = given
         there = jnp.concatenate([log.next_states[rows], log.next_actions[policy, rows]], -1)
-        y = log.rewards[rows] + log.ahead[rows] * state.target(there)[..., 0]
+        beyond = jnp.clip(state.target(there)[..., 0], *log.limits)
+        y = log.rewards[rows] + log.ahead[rows] * beyond
 
         def loss(net: MLP) -> tuple[Array, None]:
             return jnp.square(net(log.pairs[rows])[..., 0] - y).mean(), None
@@ -84,6 +91,7 @@ class QFunctions:
     seeds: int
     inputs: tuple[Any, Any]  # mean and spread of s and a
     outputs: tuple[float, float]  # μ and σ
+    limits: tuple[float, float]  # values are held between them in targets
 
     def __call__(self, policy: int, states: Any, actions: Any) -> Doubles:
         """Q(s, a) of every network (S, B) of a policy; -1 is the behaviour."""
@@ -100,6 +108,10 @@ class QFunctions:
             for i in range(0, rows, block)
         ]
         return self.outputs[0] + self.outputs[1] * np.concatenate(found, -1)[:, :rows]
+
+    def held(self, values: Doubles) -> Doubles:
+        """Values as targets see them."""
+        return np.clip(values, *self.limits)
 
 
 @eqx.filter_jit
@@ -138,6 +150,7 @@ def fit_q(
     wide = data.observation_dim
     logged = log.returns_to_go(s.discount, float(data.rewards.mean()) / (1 - s.discount))
     mu, sigma = float(logged.mean()), float(logged.std()) or 1.0
+    limits = float(logged.min()), float(logged.max())
     ahead = s.discount * np.asarray(data.mask, np.float64)
     actions = np.concatenate([next_actions, np.asarray(data.next_actions)[None]])
     shared = _Shared(
@@ -146,6 +159,7 @@ def fit_q(
         jnp.asarray(ahead, jnp.float32),
         jnp.asarray((data.next_states - mean[:wide]) / std[:wide]),
         jnp.asarray((actions - mean[wide:]) / std[wide:]),
+        jnp.asarray((np.asarray(limits) - mu) / sigma, jnp.float32),
     )
     update = FQEUpdate(s.learning_rate, s.target_rate, s.updates)
     # networks of one stream start alike: differences between policies are not those of a start
@@ -153,7 +167,7 @@ def fit_q(
     states = _begin(update, len(mean), s.hidden, keys)
 
     def functions(states: Evaluator) -> QFunctions:
-        return QFunctions(states.online.model, s.seeds, (mean, std), (mu, sigma))
+        return QFunctions(states.online.model, s.seeds, (mean, std), (mu, sigma), limits)
 
     tell: Told = lambda done, states: told(done, functions(states))  # noqa: E731
     own = jnp.repeat(jnp.arange(policies), s.seeds)

@@ -9,6 +9,7 @@ from icql.settings.grid import say_settings
 
 METHODS = {
     "fqe": "fitted Q evaluation",
+    "corrected": "corrected by its errors on logged steps",
     "importance": "importance sampling",
     "doubly_robust": "doubly robust",
     "local_critic": "local critic",

@@ -16,7 +16,7 @@ from icql.judging.bootstrap import Interval, draws, interval, replicated_means
 from icql.judging.cloned import BehaviourModel, fit_behaviour
 from icql.judging.fitting import Drawn
 from icql.judging.fqe import QFunctions, fit_q
-from icql.judging.importance import log_ratios, weigh
+from icql.judging.importance import weigh
 from icql.judging.local import Graph
 from icql.judging.log import Doubles, Log, Rows
 from icql.judging.support import Surroundings, explained
@@ -26,6 +26,7 @@ from icql.settings.judge import JudgeSettings
 
 Act = Callable[[NDArray[np.float32]], NDArray[np.float32]]  # (N, obs) → (M, N, act), M policies
 HELD_ROWS = 20_000  # held-out rows that errors are measured on
+WEIGHTED = ("importance", "doubly_robust")
 LATE = 0.75  # of the updates: what moves after them is said
 
 
@@ -44,7 +45,7 @@ class Opinion:
     held_out: dict[str, Any]
     far: float | None
     far_logged: float | None
-    methods: dict[str, Any]  # importance, doubly_robust, local_critic
+    methods: dict[str, Any]  # importance, doubly_robust, corrected, local_critic
     sample_size: float | None
 
     @property
@@ -55,17 +56,24 @@ class Opinion:
     @property
     def interval(self) -> Interval | None:
         """Of the estimate."""
-        return self._interval(self.values)
+        return self._interval(self.values, self.residual)
+
+    @property
+    def residual(self) -> float:
+        """By how much Q breaks its own equation along the logged episodes, discounted."""
+        return float(self.methods["corrected"]["estimate"]) - self.estimate
 
     def difference(self, other: Opinion | None = None) -> tuple[float, Interval | None]:
         """Estimate minus logged returns, or another's estimate, over the same episodes."""
-        values = self.values - (self.returns if other is None else other.values)
-        return float(values.mean()), self._interval(values)
+        if other is None:
+            values, residual = self.values - self.returns, self.residual
+        else:
+            values, residual = self.values - other.values, self.residual - other.residual
+        return float(values.mean()), self._interval(values, residual)
 
     def evidence(self, other: Opinion | None = None) -> Evidence:
         """What the verdict looks at."""
         difference, around = self.difference(other)
-        known = self.held_out["explained"]
         listened = {
             method: tuple(found["difference_interval"])
             for method, found in self.methods.items()
@@ -80,14 +88,18 @@ class Opinion:
             interval=around,
             estimates=tuple(self.values.mean(1).tolist()),
             possible=self.possible,
-            explained=known,
+            explained=self.held_out["explained"],
+            outside=self.held_out["outside"],
             moved=self.moved - (0.0 if other is None else other.moved),
             far=self.far,
             others=listened,
         )
 
-    def _interval(self, values: Doubles) -> Interval | None:
-        """Episodes drawn again, the spread of the networks, and the miss on the behaviour."""
+    def _interval(self, values: Doubles, residual: float) -> Interval | None:
+        """Episodes drawn again, the spread of the networks, and what the log shows to be missed:
+
+        the behaviour's known value, or the equation of Q on logged steps, whichever is more.
+        """
         if values.shape[1] < 2 or not np.isfinite(values).all():
             return None
         spread = float(values.mean(1).std(ddof=1))
@@ -97,7 +109,7 @@ class Opinion:
             self.settings.seed,
             spread=spread,
             nets=len(values),
-            widened=abs(self.miss),
+            widened=max(abs(self.miss), abs(residual)),
         )
 
 
@@ -207,12 +219,16 @@ class _Asked:
             rng = np.random.default_rng([s.seed, 6])
             rows = np.sort(rng.choice(rows, HELD_ROWS, replace=False))
         if not len(rows):
-            return dict.fromkeys(("td_error", "explained", "action_error", "action_explained"))
+            names = ("td_error", "explained", "outside", "action_error", "action_explained")
+            return dict.fromkeys(names)
         data = self.log.data.subset(rows)
         ahead = s.discount * data.mask.astype(np.float64)
-        td, share, actions, like = [], [], [], []
+        td, share, outside, actions, like = [], [], [], [], []
         for m, policy in enumerate(self.policies):
-            y = data.rewards + ahead * self.q(policy, data.next_states, self.acts.there[m][rows])
+            beyond = self.q(policy, data.next_states, self.acts.there[m][rows])
+            within = self.q.held(beyond)
+            y = data.rewards + ahead * within
+            outside.append(float((data.mask * (within != beyond)).mean()))
             error = y - self.q(policy, data.states, data.actions)
             away = (self.acts.here[m][rows] - data.actions).astype(np.float64)
             td.append(float(np.sqrt(np.square(error).mean())))
@@ -222,23 +238,19 @@ class _Asked:
         return {
             "td_error": float(np.mean(td)),
             "explained": float(np.mean(share)),
+            "outside": float(np.mean(outside)),
             "action_error": float(np.mean(actions)),
             "action_explained": float(np.mean(like)),
         }
 
     def weighted(self, behaviour: BehaviourModel) -> tuple[dict[str, Any], float | None]:
-        """Importance sampling and doubly robust, and the effective sample size."""
+        """Importance sampling, doubly robust, corrected, and the effective sample size."""
         log, data, s = self.log, self.log.data, self.settings
-        found: dict[str, list[Doubles]] = {"importance": [], "doubly_robust": []}
-        points: dict[str, list[float]] = {"importance": [], "doubly_robust": []}
-        sizes, each = [], np.ones((1, len(log)))
+        found: dict[str, list[Doubles]] = {name: [] for name in WEIGHTED}
+        points: dict[str, list[float]] = {name: [] for name in WEIGHTED}
+        sizes, corrected, each = [], [], np.ones((1, len(log)))
         for m, policy in enumerate(self.policies):
-            ratios = log_ratios(
-                behaviour.unit(data.actions),
-                behaviour.unit(self.acts.here[m]),
-                behaviour.mean,
-                behaviour.log_std,
-            )
+            ratios = behaviour.log_ratios(self.acts.here[m])
             q, v, v_next = (
                 self.q(policy, states, actions).mean(0)
                 for states, actions in (
@@ -249,7 +261,8 @@ class _Asked:
             )
             w = weigh(log, ratios, q, v, v_next, s.discount)
             sizes.append(w.effective_sample_size)
-            for name, of in (("importance", w.per_decision), ("doubly_robust", w.doubly_robust)):
+            corrected.append(w.corrected)
+            for name, of in zip(WEIGHTED, (w.per_decision, w.doubly_robust), strict=True):
                 again = [of(counts) for counts in draws(len(log), s.seed)]
                 found[name].append(np.concatenate(again))
                 points[name].append(float(of(each)[0]))
@@ -263,13 +276,19 @@ class _Asked:
                 "difference": estimate - float(self.returns.mean()),
                 "difference_interval": interval(middle - logged, s.seed),
             }
+        said["corrected"] = self._by_episode(np.mean(corrected, 0))
         return said, min(sizes)
 
     def local(self, graph: Graph) -> dict[str, Any]:
         """The local critic's estimate."""
-        first, s = self.log.first, self.settings
+        first = self.log.first
         pairs = zip(self.acts.there, self.acts.here, strict=True)
-        values = np.mean([graph.start_values(there, here[first]) for there, here in pairs], 0)
+        starts = [graph.start_values(there, here[first]) for there, here in pairs]
+        return self._by_episode(np.mean(starts, 0))
+
+    def _by_episode(self, values: Doubles) -> dict[str, Any]:
+        """An estimate from what each episode (E,) says."""
+        s = self.settings
         return {
             "estimate": float(values.mean()),
             "interval": interval(replicated_means(values, s.seed), s.seed),

@@ -34,6 +34,9 @@ SPREAD = (
     "importance sampling judges the policy with the fitted behaviour model's spread around its "
     "actions, because the policy itself is deterministic."
 )
+FOLLOWED = (
+    "importance sampling counts an episode until it first chooses otherwise than the policy does."
+)
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,7 @@ def _report(
     notes = [
         f"{len(log)} episodes; {round(100 * s.held_out)} % of them were held out of what is fitted "
         "here, but the policy was trained on all.",
-        SPREAD,
+        FOLLOWED if log.data.info.signals.choices else SPREAD,
     ]
     if cut:
         notes.append(
@@ -265,6 +268,7 @@ def _report(
                     "per_network": said.values.mean(1),
                     "per_policy": said.per_policy,
                     "behaviour_miss": said.miss,
+                    "residual": said.residual,
                     "moved": said.moved,
                     "possible": said.possible,
                     "updates": s.updates,

@@ -20,6 +20,7 @@ from icql.judging.bootstrap import Interval
 Verdict = Literal["better", "not shown", "worse", "cannot be told"]
 
 LEAST_EPISODES = 10  # fewer say little about the next ones
+MOST_OUTSIDE = 0.5  # share of held-out targets whose value had to be held in the log's range
 MOST_FAR = 0.5  # share of states at which nobody tried what the policy does
 LEAST_SAMPLE = 20.0  # effective sample size below which importance sampling is not listened to
 
@@ -34,6 +35,7 @@ class Evidence:
     estimates: tuple[float, ...]  # of every network
     possible: Interval  # values that rewards like the log's can add up to
     explained: float | None  # share of the variance of held-out targets that Q explains
+    outside: float | None  # share of these targets whose value is beyond all that was logged
     moved: float  # how far the estimate moved in the last quarter of the updates
     far: float | None  # share of states at which the policy is far from all logged actions
     others: Mapping[str, Interval] = field(default_factory=dict)  # of methods to be listened to
@@ -63,6 +65,12 @@ def vetoes(e: Evidence) -> list[str]:
         found.append(
             "on held-out episodes Q predicts its targets no better than their mean "
             f"(explained variance {e.explained:.2f})."
+        )
+    if e.outside is not None and e.outside > MOST_OUTSIDE:
+        found.append(
+            f"fitted Q evaluation runs away: after {100 * e.outside:.0f} % of held-out steps it "
+            "says more or less than ever followed in the log "
+            f"(more than {100 * MOST_OUTSIDE:.0f} %)."
         )
     if e.far is not None and e.far > MOST_FAR:
         found.append(

@@ -28,7 +28,7 @@ class JudgeSettings(Settings):
     """Whether the local critic is asked too: it has to find similar states of every row."""
     batch_size: Count = 256
     """Rows per gradient step."""
-    hidden: Widths = (256, 256)
+    hidden: Widths = (128, 128)
     """Hidden layers of the networks."""
     learning_rate: Positive = 1e-3
     """Adam's, which falls to zero by a cosine."""

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ class Checkpoints:
 
     def __init__(self, path: Path, plan: str | None = None) -> None:
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax tells there what we tell
+        logging.getLogger("asyncio").addFilter(_not_of_orbax)  # … as well
         self.path, self.plan = path, plan
         self._damaged: list[int] = []
         # in a group of processes only this one saves, and waits for no other
@@ -46,6 +48,8 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=KEPT, create=False, multiprocessing_options=alone
         )
+        self._hook = sys.unraisablehook
+        sys.unraisablehook = partial(_silent_once_closed, self._hook)
         with self._said("checkpoints cannot be kept"):
             make_folder(path)
             # the handler is named: else one look at a damaged folder decides how all are read
@@ -127,6 +131,7 @@ class Checkpoints:
         with self._said("the last checkpoint cannot be written"):
             self._manager.wait_until_finished()
             self._manager.close()
+            sys.unraisablehook = self._hook  # after a failure threads may still have their say
 
     def _checked_seal(self, step: int, seal: Any, expected: dict[str, Any]) -> dict[str, Any]:
         """The seals of the leaves, once the rest of the seal is as it has to be."""
@@ -153,14 +158,10 @@ class Checkpoints:
 
     def _read(self, step: int, read: Callable[[], Any]) -> Any:
         """What `read` returns; damage is a sentence, whatever it makes Orbax raise."""
-        before = sys.unraisablehook
-        sys.unraisablehook = partial(_silent_once_closed, before)
         try:
-            found = read()
+            return read()
         except Exception as error:  # of many libraries, each with errors of its own
             raise self._damage(step, _reason(error)) from error
-        sys.unraisablehook = before
-        return found
 
     def _damage(self, step: int, why: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(
@@ -199,9 +200,17 @@ def _seal(leaf: Any) -> list[Any]:
 
 
 def _silent_once_closed(before: Callable[[Any], Any], said: Any) -> None:
-    """Pass over what threads of a failed restore, still reading, have to say of its end."""
+    """Pass over what threads of a failed save or restore, still at it, have to say of its end."""
     if not inspect.iscoroutine(said.object) and "loop is closed" not in str(said.exc_value):
         before(said)
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    """Whether asyncio speaks of another's work: of several errors of a save one is told, by us."""
+    error = None if record.exc_info is None else record.exc_info[1]
+    if error is None or "never retrieved" not in record.getMessage():
+        return True
+    return "orbax" not in "".join(traceback.format_exception(error))
 
 
 def _reason(error: Exception) -> str:

@@ -346,9 +346,14 @@ class Convert(DatasetOptions):  # noqa: D101
     """Memory to make a store with, e.g. 500MB; by default half of the machine's. Pages of mapped
     files are the system's cache and do not count; some bytes a row are needed."""
 
+    def files_written(self) -> Iterable[Path]:
+        """The destination, where it is a file; Minari knows its own folder."""
+        other = is_store(self.destination) or self.destination.startswith(PREFIX)
+        return () if other else (from_home(self.destination),)
+
     def folders_written(self) -> Iterable[Path]:
-        """Where the destination is to lie; of Minari's own folder it knows itself."""
-        return () if self.destination.startswith(PREFIX) else (from_home(self.destination).parent,)
+        """The one in which a store is made."""
+        return (from_home(self.destination).parent,) if is_store(self.destination) else ()
 
     def execute(self) -> Result:
         """Convert and compare."""

@@ -1,8 +1,8 @@
 """Checkpoints of training states: complete, verified, and of the run that they claim to be of.
 
-Beside its arrays a checkpoint keeps a seal: type, shape and SHA-256 of every leaf, and the digest
-of the plan that was trained. A disk that gives back other bytes is found out before an update is
-made from them.
+Beside its arrays a checkpoint keeps a seal: type, shape and SHA-256 of every leaf, the digest of
+the plan that was trained, and one of the seal itself. A disk that gives back other bytes is found
+out before an update is made from them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import orbax.checkpoint as ocp
 
 from icql.errors import UserError
 from icql.files import make_folder
+from icql.seals import DIGEST, agrees, sealed
 
 KEPT = 2  # the newest, and one to fall back on
 SEAL = "icql"  # our part of what Orbax keeps beside a checkpoint
@@ -76,7 +77,7 @@ class Checkpoints:
                 leaves = jax.device_get(leaves)
             seal = {"plan": self.plan, "leaves": {name: _seal(x) for name, x in leaves.items()}}
             self._manager.save(
-                step, args=ocp.args.StandardSave(leaves), custom_metadata={SEAL: seal}
+                step, args=ocp.args.StandardSave(leaves), custom_metadata={SEAL: sealed(seal)}
             )
 
     def newest(self, like: Any, warn: Callable[[str], None]) -> tuple[int, Any]:
@@ -119,8 +120,8 @@ class Checkpoints:
         leaves = self._checked_seal(step, seal, expected)
         wanted = ocp.args.StandardRestore(expected)
         stored = self._read(step, lambda: self._manager.restore(step, args=wanted))
-        for name, sealed in leaves.items():
-            if _seal(stored[name]) != sealed:
+        for name, expected_seal in leaves.items():
+            if _seal(stored[name]) != expected_seal:
                 raise self._damage(step, f"leaf {int(name)} is not what was saved")
         return eqx.combine(
             jax.tree.unflatten(jax.tree.structure(arrays), list(stored.values())), static
@@ -137,6 +138,8 @@ class Checkpoints:
         """The seals of the leaves, once the rest of the seal is as it has to be."""
         if seal is None and self.plan is None:
             return {}
+        if isinstance(seal, dict) and DIGEST in seal and not agrees(seal):
+            raise self._damage(step, "its seal is not what was saved")
         try:
             plan, leaves = seal["plan"], dict(seal["leaves"])
             shapes = {name: [str(kind), list(shape)] for name, (kind, shape, _) in leaves.items()}

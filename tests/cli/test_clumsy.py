@@ -137,6 +137,25 @@ def test_bombs_in_a_mapping(place: Path, capsys: Any, mapping: str, words: str) 
     assert words in refused(capsys, "data", "validate", "log.csv")
 
 
+def test_a_bomb_in_an_option(place: Path, capsys: Any) -> None:
+    bomb = f"batch_size={'[' * 100_000}"
+    said = refused(capsys, "bench", "speed", "--algos", "bc", "--settings", bomb)
+    assert "batch_size" in said
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["algos", "--task", "nope"], "nope"),
+        (["data", "init", "log.csv", "--out", "x.toml", "--decimal", "x"], "--decimal: must be"),
+    ],
+)
+def test_what_is_not_known_is_not_believed(
+    place: Path, capsys: Any, argv: list[str], words: str
+) -> None:
+    assert words in refused(capsys, *argv)
+
+
 def test_what_comes_from_others_does_not_steer_the_terminal(place: Path, capsys: Any) -> None:
     said = refused(capsys, "data", "show", "a\u202eb\u2028\udcff.csv")
     assert "a\\u202eb\\u2028\\udcff.csv: there is no such file" in said

@@ -218,5 +218,5 @@ def _change(item: str) -> tuple[str, Any]:
         raise UserError(f"{item!r} is not name=value.", where="--settings")
     try:
         return name, json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, or nested without end
         return name, value

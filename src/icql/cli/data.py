@@ -237,6 +237,8 @@ class Init(Options):
         for sign, option in ((self.separator, "--separator"), (self.decimal, "--decimal")):
             if sign is not None and len(sign) != 1:
                 raise UserError(f"must be one character, not {sign!r}.", where=option)
+        if self.decimal not in (None, ".", ","):
+            raise UserError(f"must be '.' or ',', not {self.decimal!r}.", where="--decimal")
         out = self.out or beside(path)[0]
         if out.exists() and not self.force:
             raise UserError("it exists already.", where=str(out), fix="Add --force to replace it.")

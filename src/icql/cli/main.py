@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from icql._version import __version__
 from icql.cli.saying import is_memory, remedy, speak_anyway
-from icql.cli.stopping import stopping_on_sigterm
+from icql.cli.stopping import asked_to_stop, stopping_on_sigterm
 from icql.errors import PartlyFailed, UserError, nearest, visible
 from icql.files import check_file, check_writable
 
@@ -222,4 +222,8 @@ def dispatch(name: str, group: Group, argv: list[str]) -> dict[str, Any] | None:
         result: dict[str, Any] = chosen.execute()
     except KeyboardInterrupt as stop:
         raise type(stop)(str(stop) or chosen.going_on()) from None
+    except Exception:
+        if (stop := asked_to_stop()) is None:
+            raise
+        raise stop(chosen.going_on()) from None
     return result if chosen.json else None

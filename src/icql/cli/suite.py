@@ -138,7 +138,7 @@ class RunSuite(Options):
 
     def _work(self) -> GroupRunner | None:
         """What runs the groups; None: this process, however long it takes."""
-        if self.time_limit is not None and self.time_limit <= 0:
+        if self.time_limit is not None and not self.time_limit > 0:
             raise UserError("must be above 0.", where=f"--time-limit {self.time_limit:g}")
         if self.on == "ray":
             if self.time_limit is not None:

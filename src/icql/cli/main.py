@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = "" if error.filename is None else str(error.filename)
         reason = error.strerror or str(error) or type(error).__name__
         return _say(UserError(f"{reason}.", where=where, fix=remedy(error.errno)), arguments)
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ImportError) as error:
         if not is_memory(error):
             raise
         said = (str(error).splitlines() or [""])[0][:200] or "no more is to be had"
@@ -223,7 +223,7 @@ def dispatch(name: str, group: Group, argv: list[str]) -> dict[str, Any] | None:
     except KeyboardInterrupt as stop:
         raise type(stop)(str(stop) or chosen.going_on()) from None
     except Exception:
-        if (stop := asked_to_stop()) is None:
+        if (asked := asked_to_stop()) is None:
             raise
-        raise stop(chosen.going_on()) from None
+        raise asked(chosen.going_on()) from None
     return result if chosen.json else None

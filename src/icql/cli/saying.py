@@ -29,9 +29,12 @@ def remedy(number: int | None) -> str:
 
 
 def is_memory(error: Exception) -> bool:
-    """Whether memory did not suffice; XLA has an error of its own for that."""
+    """Whether memory did not suffice, as XLA, the loader of modules and threads say it too."""
+    if isinstance(error, MemoryError):
+        return True
     xla = type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError")
-    return isinstance(error, MemoryError) or (xla and "RESOURCE_EXHAUSTED" in str(error))
+    words = ("failed to map segment", "annot allocate memory", "can't start new thread")
+    return any(word in str(error) for word in ("RESOURCE_EXHAUSTED", *words)[0 if xla else 1 :])
 
 
 def speak_anyway() -> None:

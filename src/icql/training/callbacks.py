@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from icql.errors import UserError
+from icql.files import make_folder
 
 LogName = Literal["tensorboard", "wandb", "trackio"]
 PROJECT = "icql"  # of the trackers, where no other is named
@@ -63,7 +64,7 @@ class TensorBoard(Callback):
             from tensorboardX.event_file_writer import EventsWriter
             from tensorboardX.proto.event_pb2 import SessionLog
 
-            self._folder.mkdir(exist_ok=True)
+            make_folder(self._folder)
             self._file = EventsWriter(str(self._folder / "events"))
             self._add(begun.step, file_version="brain.Event:2")
             self._add(begun.step, session_log=SessionLog(status=SessionLog.START))

@@ -16,12 +16,13 @@ import hashlib
 import json
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata, util
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -171,22 +172,44 @@ def _compared(name: str, path: Path, expected: str) -> Iterator[str]:
 
 
 def known_vulnerabilities() -> int:
-    """Ask pip-audit, which asks the network; 0 where it cannot be asked, and that is said."""
-    if util.find_spec("pip_audit") is None:
+    """Ask pip-audit, which asks the network: 1 where it knows of any.
+
+    0 also where it cannot be asked, which is said.
+    """
+    if (command := _pip_audit()) is None:
         print("known vulnerabilities: not looked for (pip-audit is not installed)")
         return 0
-    command = [sys.executable, "-m", "pip_audit", "--disable-pip", "--require-hashes"]
+    command += ["--disable-pip", "--require-hashes", "--format", "json"]
     done = subprocess.run(
         [*command, "--requirement", str(ROOT / "requirements-dev.lock")],
         capture_output=True,
         text=True,
         check=False,
     )
-    print(done.stdout or "known vulnerabilities: see pip-audit's own words", end="\n")
-    if done.returncode and "vulnerabilit" not in done.stdout + done.stderr:
-        print("known vulnerabilities: not looked for (pip-audit could not ask)")
+    try:  # its words change, and speak of vulnerabilities when it has not looked for any
+        answers = json.loads(done.stdout)["dependencies"]
+        found = [(one["name"], one["version"], bad["id"]) for one in answers for bad in _bad(one)]
+        skipped = [one["name"] for one in answers if "skip_reason" in one]
+    except (ValueError, KeyError, TypeError):
+        reason = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        print(f"known vulnerabilities: not looked for (pip-audit could not ask: {reason})")
         return 0
-    return done.returncode
+    for name, version, which in found:
+        print(f"{name} {version}: {which}")
+    left = f", not asked of {', '.join(skipped)}" if skipped else ""
+    print(f"known vulnerabilities: {len(found)} in {len(answers)} packages{left}")
+    return int(bool(found))
+
+
+def _pip_audit() -> list[str] | None:
+    """How to call pip-audit: as it is installed here, or for itself."""
+    if util.find_spec("pip_audit") is not None:
+        return [sys.executable, "-m", "pip_audit"]
+    return None if (path := shutil.which("pip-audit")) is None else [path]
+
+
+def _bad(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(answer.get("vulns", ()))
 
 
 if __name__ == "__main__":

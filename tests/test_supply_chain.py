@@ -104,6 +104,58 @@ def test_the_audit_sees_other_versions_and_changed_files(
     ]
 
 
+NONE = """{"dependencies": [{"name": "jax", "version": "1.0", "vulns": []}], "fixes": []}"""
+SOME = """{"dependencies": [{"name": "jax", "version": "1.0", "vulns": [{"id": "PYSEC-1"}]},
+           {"name": "own", "skip_reason": "not on PyPI"}], "fixes": []}"""
+OFFLINE = "ERROR:pip_audit._cli:could not connect to PyPI's vulnerability feed"
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "left", "code", "words"),
+    [
+        (NONE, "No known vulnerabilities found", 0, 0, "known vulnerabilities: 0 in 1 packages"),
+        (SOME, "Found 1 known vulnerability in 1 package", 1, 1, "jax 1.0: PYSEC-1"),
+        (SOME, "", 1, 1, "1 in 2 packages, not asked of own"),
+        ("", OFFLINE, 1, 0, f"not looked for (pip-audit could not ask: {OFFLINE})"),
+        ("[]", "", 0, 0, "not looked for (pip-audit could not ask: it says nothing)"),
+    ],
+    ids=["none", "some", "left out", "offline", "nonsense"],
+)
+def test_pip_audit_is_asked_and_understood(
+    chain: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    out: str,
+    err: str,
+    left: int,
+    code: int,
+    words: str,
+) -> None:
+    """A made-up one, found on PATH, that wants to be asked about the lock with its hashes."""
+    made = tmp_path / "pip-audit"
+    made.write_text(
+        f"#!{sys.executable}\nimport sys\n"
+        "assert '--require-hashes' in sys.argv\n"
+        "assert sys.argv[-1].endswith('requirements-dev.lock')\n"
+        f"print({out!r})\nprint({err!r}, file=sys.stderr)\nsys.exit({left})\n"
+    )
+    made.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(chain.util, "find_spec", lambda name: None)
+    assert chain.known_vulnerabilities() == code
+    assert words in capsys.readouterr().out
+
+
+def test_without_pip_audit_that_is_said(
+    chain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(chain.util, "find_spec", lambda name: None)
+    assert chain.known_vulnerabilities() == 0
+    assert "not looked for (pip-audit is not installed)" in capsys.readouterr().out
+
+
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     reason = "hatchling builds wheels: pip install -e '.[dev]'"
     builders = pytest.importorskip("hatchling.builders.wheel", reason=reason)

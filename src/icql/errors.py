@@ -7,6 +7,7 @@ it as one message and exits with code 2; the Python API lets it propagate.
 from __future__ import annotations
 
 import signal
+import unicodedata
 from typing import Any
 
 
@@ -52,6 +53,21 @@ class PartlyFailed(Exception):
 
 class OutOfTime(KeyboardInterrupt):
     """Work stopped because its time was up, as an interruption does: all that is done is saved."""
+
+
+def visible(text: str) -> str:
+    """Text with escapes in place of what would steer a terminal, turn it round or not be seen.
+
+    Names of files, columns and runs come from others.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_shown(letter) for letter in text)
+
+
+def _shown(letter: str) -> str:
+    hidden = unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return ascii(letter)[1:-1] if hidden and letter not in "\n\t" else letter
 
 
 def nearest(name: str, known: list[str]) -> str:

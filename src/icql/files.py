@@ -28,6 +28,8 @@ if sys.platform != "win32":
 TEMPORARY = ".icql-tmp-"  # how all names of temporaries begin
 NEW, OLD = "new", "old"  # within one: a folder that is made, and the one it replaces
 OTHERS = 24 * 3600.0  # seconds after which temporaries of other machines are taken for stale
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # said of a write, and without a name
+SMALL = 10**9  # bytes: nothing that is read whole is as large
 _swept: set[Path] = set()  # folders: once in a process is enough
 
 
@@ -37,7 +39,7 @@ def atomic(path: Path) -> Iterator[Path]:
 
     What has its name is on disk: the file before it is renamed, the name before this returns.
     """
-    with _working_in(path.parent) as prefix:
+    with _named(path), _working_in(path.parent) as prefix:
         # a name of its own: with the file's name in it, long ones would be too long
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=path.suffix[:16])
         os.close(handle)
@@ -53,7 +55,7 @@ def atomic(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a new folder; when all went well it takes the place of `path` and what was there."""
-    with scratch_folder(path.parent) as room:
+    with _named(path), scratch_folder(path.parent) as room:
         made, before = room / NEW / path.name, room / OLD / path.name
         for folder in (made, before.parent):
             folder.mkdir(parents=True)
@@ -76,6 +78,18 @@ def scratch_folder(beside: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Have errors of the disk speak of `path`: nobody knows the names of temporaries."""
+    try:
+        yield
+    except OSError as error:
+        own = error.filename is not None and TEMPORARY in str(error.filename)
+        if not own and (error.filename is not None or error.errno not in _FULL):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def move(source: Path, path: Path) -> None:
     """Give a file or folder on the same disk its final name, once all of it is on disk."""
     _sync_all(source)
@@ -85,18 +99,19 @@ def move(source: Path, path: Path) -> None:
 
 def append(path: Path, text: str) -> None:
     """Add to the end of a file that is there, on disk when this returns."""
-    with path.open("a", encoding="utf-8") as file:
+    with _named(path), path.open("a", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and those above it, on disk when this returns."""
+def make_folder(path: Path) -> list[Path]:
+    """Make a folder and those above it, on disk when this returns; says which were made."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         _sync(folder.parent)
+    return missing
 
 
 def _sync_all(path: Path) -> None:
@@ -131,7 +146,11 @@ def _working_in(folder: Path) -> Iterator[str]:
 
     Where folders cannot be locked (Windows, some network disks), nothing is swept.
     """
-    make_folder(folder)
+    with _unmade(make_folder(folder)):
+        yield from _marked(folder)
+
+
+def _marked(folder: Path) -> Iterator[str]:
     prefix = f"{TEMPORARY}{_host()}-"
     if sys.platform == "win32" or not os.access(folder, os.R_OK):
         yield prefix
@@ -146,6 +165,18 @@ def _working_in(folder: Path) -> Iterator[str]:
         yield prefix
     finally:
         os.close(file)  # and the lock is let go
+
+
+@contextlib.contextmanager
+def _unmade(made: list[Path]) -> Iterator[None]:
+    """Take away folders that were made for what then went wrong, unless something lies in them."""
+    try:
+        yield
+    except BaseException:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def _stale(file: int, folder: Path) -> list[Path]:
@@ -192,6 +223,20 @@ def _host() -> str:
     return hashlib.sha256(platform.node().encode()).hexdigest()[:6]
 
 
+def check_file(path: Path) -> None:
+    """As `check_writable`, of a file that is to be written.
+
+    Raises:
+        UserError: it cannot, and why.
+    """
+    with _refused(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with contextlib.suppress(FileNotFoundError):
+            path.lstat()  # a name may be too long by itself
+    check_writable(path.parent)
+
+
 def check_writable(folder: Path) -> None:
     """Try, before hours of work, whether a folder can be made and written to; nothing of it stays.
 
@@ -200,22 +245,29 @@ def check_writable(folder: Path) -> None:
     """
     made: list[Path] = []
     try:
-        missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        for path in reversed(missing):
-            path.mkdir()
-            made.append(path)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"0" * 4096)
-    except (OSError, ValueError) as error:  # a name with a NUL in it is a ValueError
-        raise UserError(
-            f"cannot be written to ({getattr(error, 'strerror', None) or error}).",
-            where=str(folder),
-            fix="Give another --out.",
-        ) from error
+        with _refused(folder):
+            missing = [path for path in (folder, *folder.parents) if not path.exists()]
+            for path in reversed(missing):
+                path.mkdir()
+                made.append(path)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b"0" * 4096)
     finally:
         for path in reversed(made):
             with contextlib.suppress(OSError):  # another run may have begun in it
                 path.rmdir()
+
+
+@contextlib.contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL in a name, a loop of links
+        raise UserError(
+            f"cannot be written to ({getattr(error, 'strerror', None) or error}).",
+            where=str(path),
+            fix="Name another place.",
+        ) from error
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -224,10 +276,24 @@ def write_json(path: Path, content: Any) -> None:
         temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
+def read_small(path: Path, most: int = SMALL) -> bytes:
+    """The bytes of a file that people or we wrote; never those of a pipe or a device, without end.
+
+    Raises:
+        UserError: it is no file, or larger than any of its kind.
+        OSError: it cannot be read.
+    """
+    if path.exists() and not path.is_file():
+        raise UserError("is not a file.", where=str(path))
+    if path.stat().st_size > most:
+        raise UserError(f"is larger than {most // 10**6:,} MB.", where=str(path))
+    return path.read_bytes()
+
+
 def read_json(path: Path) -> Any:
     """Read one JSON document or say what is wrong with the file."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(read_small(path).decode())
     except FileNotFoundError:
         raise UserError("there is no such file.", where=str(path)) from None
     except (ValueError, RecursionError) as error:  # no JSON, no text, nested without end
@@ -243,11 +309,23 @@ def file_hash(path: Path) -> str:
 def default_cache_dir() -> Path:
     """$ICQL_CACHE, or the folder `icql` in the platform's cache folder of the user."""
     if given := os.environ.get("ICQL_CACHE"):
-        return Path(given).expanduser()
+        return from_home(given)
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
     elif sys.platform == "darwin":
         base = "~/Library/Caches"
     else:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "icql"
+    folder = from_home(base)
+    if folder.parts[0] == "~":  # a folder of this name would be made wherever one is
+        raise UserError(
+            "nobody knows where your home folder is.",
+            where="HOME",
+            fix="Set it, or ICQL_CACHE to a folder for what can be made again.",
+        )
+    return folder / "icql"
+
+
+def from_home(path: str | Path) -> Path:
+    """A path with `~` and `~user` replaced, where there is such a user; else as it is."""
+    return Path(os.path.expanduser(path))

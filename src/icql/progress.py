@@ -18,6 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from icql.errors import visible
+
 Show = Callable[[str, int, int, str], None]  # label, steps done, steps in all, note
 PLAIN_SECONDS = 5.0  # between two lines where nobody watches a live display
 
@@ -31,7 +33,7 @@ class Display:
 
     def say(self, message: str) -> None:
         """Print one line."""
-        self.console.print(message, markup=False, soft_wrap=True)
+        self.console.print(visible(message), markup=False, soft_wrap=True)
 
     def work(self, label: str, total: int, first: int = 0) -> Work:
         """Start a piece of work of `total` steps; use as a context manager.

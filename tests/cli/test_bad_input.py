@@ -119,6 +119,12 @@ def test_more_context_than_data(capsys, tmp_path):
         ("fql", "--flow-steps", "0", "flow_steps"),
         ("qc", "--actor", "best", "actor"),
         ("sac", "--discount", "0.9", "icql data collect"),
+        ("bc", "--steps", "1" + "0" * 30, "steps: is too large"),
+        ("bc", "--batch-size", "1" + "0" * 20, "batch_size: is too large"),
+        ("bc", "--policy.hidden", "1" + "0" * 20, "hidden: is too large"),
+        ("iql", "--beta", "inf", "beta: is too large"),
+        ("bc", "--seed", str(2**32), "--seed: must be a number of 32 bits"),
+        ("bc", "--seeds", "1" + "0" * 12, "--seeds: must be at most 10,000"),
     ],
 )
 def test_settings_out_of_range(capsys, tmp_path, algo, option, value, words):
@@ -177,3 +183,9 @@ def test_a_disk_that_is_full_is_said(name, kilobytes, tmp_path):
     assert done.stderr.count("icql: error: ") == 1
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_time_limit_that_is_no_number(capsys, tmp_path):
+    argv = ["bench", "run", "main", "--time-limit", "nan", "--out", str(tmp_path / "bench")]
+    assert main(argv) == 2
+    assert "--time-limit nan: must be above 0" in capsys.readouterr().err

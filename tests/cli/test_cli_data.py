@@ -317,7 +317,7 @@ def test_init_takes_signs_that_cannot_be_found(capsys: Capture) -> None:
         (["init", "none.csv"], "none.csv: there is no such file"),
         (["init", "none*.csv"], "no file beside it is called 'none*.csv'"),
         (["init", "log.csv", "--separator", "ab"], "--separator: must be one character"),
-        (["init", "log.csv", "--out", "log.csv/map.toml"], "it cannot be written"),
+        (["init", "log.csv", "--out", "log.csv/map.toml"], "cannot be written"),
     ],
 )
 def test_init_that_cannot_be(capsys: Capture, argv: list[str], message: str) -> None:

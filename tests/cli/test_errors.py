@@ -37,3 +37,37 @@ def test_control_characters_are_refused(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_tab_may_be_a_separator(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "init", "missing.csv", "--separator", "\t"]) == 2
     assert "there is no such file" in capsys.readouterr().err
+
+
+class XlaRuntimeError(RuntimeError):
+    """As XLA's is called."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("Unable to allocate 7.45 GiB"),
+        XlaRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."),
+        ImportError("x.so: failed to map segment from shared object"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_memory_that_does_not_suffice_is_one_message(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hungry(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("icql.cli.algos.Algos.execute", hungry)
+    assert main(["algos"]) == 2
+    assert capsys.readouterr().err.startswith("icql: error: memory does not suffice (")
+
+
+def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mistaken(*_: Any) -> None:
+        raise RuntimeError("a mistake in the program")
+
+    monkeypatch.setattr("icql.cli.algos.Algos.execute", mistaken)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        main(["algos"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,37 @@ def test_a_second_signal_does_not_disturb_the_tidying_up() -> None:
     with pytest.raises(Terminated), stopping_on_sigterm():
         work()
     assert tidied
+
+
+class Dropping:
+    """Is finalised while the signal comes: Python drops what is raised there."""
+
+    def __del__(self) -> None:
+        asked()
+
+
+def dropped(*_: Any, **__: Any) -> None:
+    Dropping()
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        time.sleep(0.01)
+    raise AssertionError("the signal was lost")
+
+
+def turned(*_: Any, **__: Any) -> None:
+    """As modules in C++ do that are imported while the signal comes."""
+    try:
+        asked()
+    except KeyboardInterrupt as error:
+        raise ImportError("initialization failed") from error
+
+
+@pytest.mark.parametrize("work", [dropped, turned])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_neither_lost_nor_another_error(
+    work: Callable[..., None], number: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(f"{__name__}.asked", lambda: os.kill(os.getpid(), number))
+    monkeypatch.setattr("icql.cli.algos.Algos.execute", work)
+    assert main(["algos"]) == code
+    assert capsys.readouterr().err == BEGINS

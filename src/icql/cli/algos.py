@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from icql.algos.presets import presets_of, resolve_preset
 from icql.algos.registry import algorithms
 from icql.cli.options import Options, Result
+from icql.data.tasks import get_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,8 @@ class Algos(Options):
 
     def execute(self) -> Result:
         """List."""
+        if self.task is not None:
+            get_task(self.task)  # one that is not known has no settings of its own
         found = {}
         for name, entry in algorithms().items():
             presets = {

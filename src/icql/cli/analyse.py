@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,10 @@ class Analyse(Options):
     """Logged pairs that the critics are asked about, evenly spread."""
     dataset: str | None = None
     """Where the data is now, if not where it was when the runs were made."""
+
+    def folders_written(self) -> Iterable[Path]:
+        """That of the pictures."""
+        return (self.out,)
 
     def execute(self) -> Result:
         """Ask, tell and draw."""

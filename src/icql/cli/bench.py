@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,10 @@ class Measuring(Options):
     """Timed runs, of which the median counts."""
     out: Path | None = None
     """Also write the JSON to this file."""
+
+    def files_written(self) -> Iterable[Path]:
+        """The JSON."""
+        return () if self.out is None else (self.out,)
 
     def cost(self, algo: str, data: Transitions, **changed: Any) -> Result:
         """What one update of an algorithm costs."""
@@ -213,5 +218,5 @@ def _change(item: str) -> tuple[str, Any]:
         raise UserError(f"{item!r} is not name=value.", where="--settings")
     try:
         return name, json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, or nested without end
         return name, value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ class Compare(Options):
     out: Path | None = None
     """Also draw the scores (.png), or write the report that suites get: curves, intervals,
     probability of improvement, settings, as a page (.html) or tables (.md, .tex)."""
+
+    def files_written(self) -> Iterable[Path]:
+        """The picture or the report."""
+        return () if self.out is None else (self.out,)
 
     def execute(self) -> Result:
         """Read, show and draw."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,7 +37,7 @@ from icql.data.tasks import get_task, list_tasks
 from icql.data.transitions import Transitions
 from icql.data.validation.columns import describe, table
 from icql.errors import UserError
-from icql.files import atomic, default_cache_dir, read_json, write_json
+from icql.files import atomic, default_cache_dir, from_home, read_json, write_json
 from icql.progress import Display
 from icql.settings.contexts import KS, QUERIES, Level, SpaceName
 
@@ -94,7 +95,7 @@ def _task(name: str) -> Result:
 
 def _other_files(known: set[str | None]) -> list[str]:
     """Files of a readable kind in the known folders that no task stands for."""
-    folders = [Path(folder).expanduser()] if (folder := os.environ.get(D4RL_DIR)) else []
+    folders = [from_home(folder)] if (folder := os.environ.get(D4RL_DIR)) else []
     return [
         str(path)
         for folder in (*folders, datasets_dir())
@@ -165,6 +166,10 @@ class Validate(DatasetOptions):
     report: Folder = None
     """Write a report page into this folder."""
 
+    def folders_written(self) -> Iterable[Path]:
+        """That of the report."""
+        return () if self.report is None else (self.report,)
+
     def execute(self) -> Result:
         """Validate; leaves with code 2 where there are errors."""
         findings, source = validate_dataset(self.dataset, task=self.task, columns=self.columns)
@@ -217,17 +222,23 @@ class Init(Options):
     force: Flag = False
     """Replace a mapping that is there."""
 
+    def files_written(self) -> Iterable[Path]:
+        """The mapping."""
+        return () if self.out is None else (self.out,)
+
     def execute(self) -> Result:
         """Guess, write, show."""
         from icql.data.formats.guess import guess_mapping
 
-        path = Path(self.log).expanduser()
+        path = from_home(self.log)
         if path.suffix.lower() not in mapped_suffixes():
             known = ", ".join(mapped_suffixes())
             raise UserError(f"only logs of columns ({known}) have a mapping.", where=self.log)
         for sign, option in ((self.separator, "--separator"), (self.decimal, "--decimal")):
             if sign is not None and len(sign) != 1:
                 raise UserError(f"must be one character, not {sign!r}.", where=option)
+        if self.decimal not in (None, ".", ","):
+            raise UserError(f"must be '.' or ',', not {self.decimal!r}.", where="--decimal")
         out = self.out or beside(path)[0]
         if out.exists() and not self.force:
             raise UserError("it exists already.", where=str(out), fix="Add --force to replace it.")
@@ -271,6 +282,10 @@ class Coverage(DatasetOptions):
     for D4RL's tasks, standardised for logs of one's own."""
     out: Folder = None
     """Write picture and numbers into this folder."""
+
+    def folders_written(self) -> Iterable[Path]:
+        """That of picture and numbers."""
+        return () if self.out is None else (self.out,)
 
     def execute(self) -> Result:
         """Measure and show."""
@@ -332,6 +347,15 @@ class Convert(DatasetOptions):  # noqa: D101
     memory: str | None = None
     """Memory to make a store with, e.g. 500MB; by default half of the machine's. Pages of mapped
     files are the system's cache and do not count; some bytes a row are needed."""
+
+    def files_written(self) -> Iterable[Path]:
+        """The destination, where it is a file; Minari knows its own folder."""
+        other = is_store(self.destination) or self.destination.startswith(PREFIX)
+        return () if other else (from_home(self.destination),)
+
+    def folders_written(self) -> Iterable[Path]:
+        """The one in which a store is made."""
+        return (from_home(self.destination).parent,) if is_store(self.destination) else ()
 
     def execute(self) -> Result:
         """Convert and compare."""
@@ -421,6 +445,10 @@ class Collect(Options):
     def going_on(self) -> str:
         """There are checkpoints."""
         return "The same command goes on where it stopped."
+
+    def folders_written(self) -> Iterable[Path]:
+        """Those of the dataset and of the training."""
+        return (self.out,) if self.work is None else (self.out, self.work)
 
     def execute(self) -> Result:
         """Collect, with bars."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,10 @@ class Export(Options):
     """Leave the alarm out; the run's data is not needed then."""
     dataset: str | None = None
     """Where the data is now, if not where it was when the run was made."""
+
+    def files_written(self) -> Iterable[Path]:
+        """The policy and its card."""
+        return (self.file, self.file.with_suffix(".md"))
 
     def execute(self) -> Result:
         """Write and show."""

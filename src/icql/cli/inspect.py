@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,10 @@ class Inspect(Options):
     rate: float = 0.05
     """The alarm's false alarms: this share of the states of new episodes like the logged ones."""
 
+    def files_written(self) -> Iterable[Path]:
+        """The page, where one is written."""
+        return self._pages()
+
     def execute(self) -> Result:
         """Write or serve."""
         runs = [self.run] if self.against is None else [self.run, self.against]
@@ -58,6 +63,11 @@ class Inspect(Options):
             if self.page
             else self._serve(runs)
         )
+
+    def _pages(self) -> Iterable[Path]:
+        if self.out is not None:
+            return (self.out,)
+        return (self.run / "inspect.html",) if self.page and self.run.is_dir() else ()
 
     def _write(self, runs: list[Path], out: Path) -> Result:
         from icql.inspecting.webpage import check_out, write_page

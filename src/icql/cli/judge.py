@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,10 @@ class Judge(_Judging):
     """Run folder."""
     against: Path | None = None
     """Compare with this run, made on the same data, instead of the log."""
+
+    def folders_written(self) -> Iterable[Path]:
+        """The run, which keeps what was said of it."""
+        return (self.run,) if self.run.is_dir() else ()
 
     def execute(self) -> Result:
         """Judge and show."""

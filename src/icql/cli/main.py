@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import sys
@@ -12,8 +14,10 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from icql._version import __version__
-from icql.cli.stopping import stopping_on_sigterm
-from icql.errors import PartlyFailed, UserError, nearest
+from icql.cli.saying import is_memory, remedy, speak_anyway
+from icql.cli.stopping import asked_to_stop, stopping_on_sigterm
+from icql.errors import PartlyFailed, UserError, nearest, visible
+from icql.files import check_file, check_writable
 
 
 class Command(NamedTuple):
@@ -135,6 +139,7 @@ COMMANDS: dict[str, Command | Group] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    speak_anyway()
     if arguments[:1] in (["-V"], ["--version"]):
         print(f"icql {__version__}")
         return 0
@@ -148,12 +153,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PartlyFailed as failed:  # what was done is there, and so is what failed
         if "--json" in arguments:
             print(json.dumps(failed.result, allow_nan=False))
-        print(f"icql: error: {failed}", file=sys.stderr)
+        print(visible(f"icql: error: {failed}"), file=sys.stderr)
         return 1
     except UserError as error:
         return _say(error, arguments)
     except KeyboardInterrupt as stop:  # it says how to go on
-        print(f"icql: interrupted. {stop}".rstrip(), file=sys.stderr)
+        print(visible(f"icql: interrupted. {stop}".rstrip()), file=sys.stderr)
         return getattr(stop, "exit_code", 130)
     except BrokenPipeError:
         sys.stderr.close()
@@ -161,8 +166,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # disks that are full or may not be written to, names too long …
         where = "" if error.filename is None else str(error.filename)
         reason = error.strerror or str(error) or type(error).__name__
-        fix = "ICQL_DEBUG=1 shows where in the program."
-        return _say(UserError(f"{reason}.", where=where, fix=fix), arguments)
+        return _say(UserError(f"{reason}.", where=where, fix=remedy(error.errno)), arguments)
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if not is_memory(error):
+            raise
+        said = (str(error).splitlines() or [""])[0][:200] or "no more is to be had"
+        fix = remedy(errno.ENOMEM)
+        return _say(UserError(f"memory does not suffice ({said}).", fix=fix), arguments)
 
 
 def _say(error: UserError, arguments: Sequence[str]) -> int:
@@ -171,8 +181,9 @@ def _say(error: UserError, arguments: Sequence[str]) -> int:
         traceback.print_exc()
     if "--json" in arguments:
         said = {"what": error.what, "where": error.where, "fix": error.fix}
-        print(json.dumps({"error": said}))
-    print(f"icql: error: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # what cannot be heard does not hide what was wrong
+            print(json.dumps({"error": said}), flush=True)
+    print(visible(f"icql: error: {error}"), file=sys.stderr)
     return UserError.exit_code
 
 
@@ -203,8 +214,16 @@ def dispatch(name: str, group: Group, argv: list[str]) -> dict[str, Any] | None:
     module, _, options = entry.options.partition(":")
     parse = getattr(import_module(f"icql.cli.{module}"), options).parse
     chosen = parse(f"{name} {command}", argv[1:])
+    for file in chosen.files_written():  # tried before hours of work
+        check_file(file)
+    for folder in chosen.folders_written():
+        check_writable(folder)
     try:
         result: dict[str, Any] = chosen.execute()
     except KeyboardInterrupt as stop:
         raise type(stop)(str(stop) or chosen.going_on()) from None
+    except Exception:
+        if (asked := asked_to_stop()) is None:
+            raise
+        raise asked(chosen.going_on()) from None
     return result if chosen.json else None

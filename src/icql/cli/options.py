@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import tyro
+
+from icql.errors import visible
 
 Flag = tyro.conf.FlagCreatePairsOff[bool]
 Result = dict[str, Any]
@@ -28,7 +32,15 @@ class Options(ABC):
     def say(self, line: str) -> None:
         """Print a line, unless `--json` asks for the result alone."""
         if not self.json:
-            print(line)
+            print(visible(line))
+
+    def files_written(self) -> Iterable[Path]:
+        """The files that it writes: whether they can be is tried before any work is done."""
+        return ()
+
+    def folders_written(self) -> Iterable[Path]:
+        """The folders that it writes into, likewise."""
+        return ()
 
     def going_on(self) -> str:
         """What to do when it was interrupted, unless `execute` knows better."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -95,6 +96,10 @@ class RunSuite(Options):
         """Finished cells are recorded, trainings have checkpoints."""
         return "The same command goes on."
 
+    def folders_written(self) -> Iterable[Path]:
+        """The benchmark folder."""
+        return (self.out,)
+
     def execute(self) -> Result:
         """Run and say what is finished and what failed."""
         from icql.bench.runner import Request, run_suite
@@ -133,7 +138,7 @@ class RunSuite(Options):
 
     def _work(self) -> GroupRunner | None:
         """What runs the groups; None: this process, however long it takes."""
-        if self.time_limit is not None and self.time_limit <= 0:
+        if self.time_limit is not None and not self.time_limit > 0:
             raise UserError("must be above 0.", where=f"--time-limit {self.time_limit:g}")
         if self.on == "ray":
             if self.time_limit is not None:
@@ -200,6 +205,10 @@ class WriteReport(Options):
     picture: Path | None = None
     """Also draw the first table into this file (.svg); Markdown then shows it."""
 
+    def files_written(self) -> Iterable[Path]:
+        """The report and its picture."""
+        return (self.out,) if self.picture is None else (self.out, self.picture)
+
     def execute(self) -> Result:
         """Gather and write."""
         from icql.bench.records import BenchFolder
@@ -234,6 +243,10 @@ class Merge(Options):
     """Folders of 'icql bench run'."""
     out: Path
     """Folder to make or to add to."""
+
+    def folders_written(self) -> Iterable[Path]:
+        """The one that is added to."""
+        return (self.out,)
 
     def execute(self) -> Result:
         """Copy and count."""

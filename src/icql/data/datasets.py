@@ -28,6 +28,7 @@ from icql.data.transitions import Source, Transitions
 from icql.data.validation.findings import Finding, Findings
 from icql.data.validation.rules import validate
 from icql.errors import UserError, nearest
+from icql.files import from_home
 
 D4RL_DIR = "ICQL_D4RL_DIR"  # environment variable: the folder with D4RL's HDF5 files
 EMBEDDED = ("hopper-mini",)  # shipped inside the package
@@ -183,7 +184,7 @@ def write_dataset(source: Source, destination: str, *, force: bool = False) -> N
             where=destination,
             fix=f"Known kinds: {kinds(written=True)}.",
         )
-    place = destination if form is MINARI else Path(destination).expanduser()
+    place = destination if form is MINARI else from_home(destination)
     form.write(place, source, force=force)
 
 
@@ -210,7 +211,7 @@ def make_store(
     Raises:
         UserError: if the data cannot be read or has errors, or the memory does not suffice.
     """
-    path = Path(destination).expanduser()
+    path = from_home(destination)
     check_free(path, force=force)
     with scratch(path.parent, memory) as room:
         write_store(path, load_steps(name_or_path, room, **meant), force=force)
@@ -265,7 +266,7 @@ def convert(
 def find_d4rl(name: str) -> Path | None:
     """The file of a D4RL dataset, in `$ICQL_D4RL_DIR` or among the fetched ones; None if none."""
     folder = os.environ.get(D4RL_DIR)
-    places = [Path(folder).expanduser() / f"{name}.hdf5"] if folder else []
+    places = [from_home(folder) / f"{name}.hdf5"] if folder else []
     return next((path for path in (*places, cached_file(name)) if path.is_file()), None)
 
 
@@ -281,7 +282,7 @@ def _open(
 ) -> Source | Transitions:
     """Find the data that is meant and read it."""
     name, task, columns = str(name_or_path), meant.get("task"), meant.get("columns")
-    path, form = Path(name).expanduser(), _format(name)
+    path, form = from_home(name), _format(name)
     chosen = None if task is None else get_task(task)
     if path.suffix.lower() == ".toml" and path.is_file():
         if columns is not None:

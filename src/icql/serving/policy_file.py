@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from icql.errors import UserError
 from icql.export.card import FORMAT
 from icql.export.seal import CARD, verify
+from icql.files import read_small
 
 BLOCK = 32  # states at once: more would not stay in a processor's cache
 NEEDED = "onnxruntime, starlette and uvicorn are needed to serve a policy."
+LARGEST = 2**31  # bytes: a message of ONNX cannot be larger
 INSTALL = "pip install 'icql[serve]'"
 
 Answer = dict[str, Any]
@@ -33,7 +35,7 @@ class PolicyFile:
         except ModuleNotFoundError as error:
             raise UserError(NEEDED, where="icql serve", fix=INSTALL) from error
         try:
-            content = path.read_bytes()
+            content = read_small(path, LARGEST)
         except OSError as error:
             raise UserError(f"cannot be read ({error.strerror}).", where=str(path)) from None
         self.digest = verify(content, str(path))

@@ -9,6 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 
 from icql.errors import UserError, nearest
 
+MOST = 2**31 - 1  # whole numbers are counted with 32 bits on the device
+MOST_FLOAT = 3e38  # … and others are float32
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -64,6 +67,8 @@ class Settings:
                 )
             if limits is not None:
                 for number in value if isinstance(value, tuple) else (value,):
+                    if number > (MOST if isinstance(number, int) else MOST_FLOAT):
+                        raise UserError("is too large.", where=self.section + name)
                     if number not in limits:
                         raise UserError(f"{limits}, not {number}.", where=self.section + name)
 

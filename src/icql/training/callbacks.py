@@ -6,13 +6,16 @@ trackio are two of them, imported only where they are asked for (extras `wandb` 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from icql.errors import UserError
+from icql.files import make_folder
 
 LogName = Literal["tensorboard", "wandb", "trackio"]
 PROJECT = "icql"  # of the trackers, where no other is named
@@ -44,22 +47,62 @@ class Callback:
 
 
 class TensorBoard(Callback):
-    """Writes `tensorboard/` in the run folder; rows after the beginning are forgotten."""
+    """Writes `tensorboard/` in the run folder; rows after the beginning are forgotten.
+
+    `metrics.jsonl` has the same, guarded: what cannot be written here is said once and left out.
+    Written in our own thread: that of tensorboardX's SummaryWriter dies of a full disk unheard, and
+    whoever fills its queue waits for ever.
+    """
+
+    def __init__(self, warn: Callable[[str], None] = print) -> None:
+        self._warn = warn
 
     def on_start(self, begun: Begun) -> None:
         """Open the folder."""
-        from tensorboardX import SummaryWriter
+        self._folder, self._file = begun.folder / "tensorboard", None
+        with self._lost():
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import SessionLog
 
-        self._board = SummaryWriter(str(begun.folder / "tensorboard"), purge_step=begun.step)
+            make_folder(self._folder)
+            self._file = EventsWriter(str(self._folder / "events"))
+            self._add(begun.step, file_version="brain.Event:2")
+            self._add(begun.step, session_log=SessionLog(status=SessionLog.START))
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add numbers."""
-        for name, number in metrics.items():
-            self._board.add_scalar(name, number, step)
+        from tensorboardX.summary import scalar
+
+        with self._lost():
+            for name, number in metrics.items():
+                self._add(step, summary=scalar(name, number))
+            if self._file is not None:
+                self._file.flush()
 
     def on_end(self, result: Mapping[str, Any] | None) -> None:
-        """Flush."""
-        self._board.close()
+        """Close."""
+        with self._lost():
+            if self._file is not None:
+                self._file.close()
+
+    def _add(self, step: int, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        if self._file is not None:
+            self._file.write_event(Event(wall_time=time.time(), step=step, **content))
+
+    @contextlib.contextmanager
+    def _lost(self) -> Iterator[None]:
+        """Go on without, and say so, where the disk refuses."""
+        try:
+            yield
+        except OSError as error:
+            file, self._file = self._file, None
+            said = f"cannot be written ({error.strerror}); metrics.jsonl has the same."
+            self._warn(f"warning: {self._folder}: {said}")
+            with contextlib.suppress(OSError):
+                if file is not None:
+                    file.close()
 
 
 class Tracker(Callback):

@@ -1,8 +1,8 @@
 """Checkpoints of training states: complete, verified, and of the run that they claim to be of.
 
-Beside its arrays a checkpoint keeps a seal: type, shape and SHA-256 of every leaf, and the digest
-of the plan that was trained. A disk that gives back other bytes is found out before an update is
-made from them.
+Beside its arrays a checkpoint keeps a seal: type, shape and SHA-256 of every leaf, the digest of
+the plan that was trained, and one of the seal itself. A disk that gives back other bytes is found
+out before an update is made from them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ import orbax.checkpoint as ocp
 
 from icql.errors import UserError
 from icql.files import make_folder
+from icql.seals import DIGEST, agrees, sealed
 
 KEPT = 2  # the newest, and one to fall back on
 SEAL = "icql"  # our part of what Orbax keeps beside a checkpoint
@@ -38,6 +40,7 @@ class Checkpoints:
 
     def __init__(self, path: Path, plan: str | None = None) -> None:
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax tells there what we tell
+        logging.getLogger("asyncio").addFilter(_not_of_orbax)  # … as well
         self.path, self.plan = path, plan
         self._damaged: list[int] = []
         # in a group of processes only this one saves, and waits for no other
@@ -46,6 +49,8 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=KEPT, create=False, multiprocessing_options=alone
         )
+        self._hook = sys.unraisablehook
+        sys.unraisablehook = partial(_silent_once_closed, self._hook)
         with self._said("checkpoints cannot be kept"):
             make_folder(path)
             # the handler is named: else one look at a damaged folder decides how all are read
@@ -72,7 +77,7 @@ class Checkpoints:
                 leaves = jax.device_get(leaves)
             seal = {"plan": self.plan, "leaves": {name: _seal(x) for name, x in leaves.items()}}
             self._manager.save(
-                step, args=ocp.args.StandardSave(leaves), custom_metadata={SEAL: seal}
+                step, args=ocp.args.StandardSave(leaves), custom_metadata={SEAL: sealed(seal)}
             )
 
     def newest(self, like: Any, warn: Callable[[str], None]) -> tuple[int, Any]:
@@ -115,8 +120,8 @@ class Checkpoints:
         leaves = self._checked_seal(step, seal, expected)
         wanted = ocp.args.StandardRestore(expected)
         stored = self._read(step, lambda: self._manager.restore(step, args=wanted))
-        for name, sealed in leaves.items():
-            if _seal(stored[name]) != sealed:
+        for name, expected_seal in leaves.items():
+            if _seal(stored[name]) != expected_seal:
                 raise self._damage(step, f"leaf {int(name)} is not what was saved")
         return eqx.combine(
             jax.tree.unflatten(jax.tree.structure(arrays), list(stored.values())), static
@@ -127,11 +132,14 @@ class Checkpoints:
         with self._said("the last checkpoint cannot be written"):
             self._manager.wait_until_finished()
             self._manager.close()
+            sys.unraisablehook = self._hook  # after a failure threads may still have their say
 
     def _checked_seal(self, step: int, seal: Any, expected: dict[str, Any]) -> dict[str, Any]:
         """The seals of the leaves, once the rest of the seal is as it has to be."""
         if seal is None and self.plan is None:
             return {}
+        if isinstance(seal, dict) and DIGEST in seal and not agrees(seal):
+            raise self._damage(step, "its seal is not what was saved")
         try:
             plan, leaves = seal["plan"], dict(seal["leaves"])
             shapes = {name: [str(kind), list(shape)] for name, (kind, shape, _) in leaves.items()}
@@ -153,14 +161,10 @@ class Checkpoints:
 
     def _read(self, step: int, read: Callable[[], Any]) -> Any:
         """What `read` returns; damage is a sentence, whatever it makes Orbax raise."""
-        before = sys.unraisablehook
-        sys.unraisablehook = partial(_silent_once_closed, before)
         try:
-            found = read()
+            return read()
         except Exception as error:  # of many libraries, each with errors of its own
             raise self._damage(step, _reason(error)) from error
-        sys.unraisablehook = before
-        return found
 
     def _damage(self, step: int, why: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(
@@ -199,9 +203,17 @@ def _seal(leaf: Any) -> list[Any]:
 
 
 def _silent_once_closed(before: Callable[[Any], Any], said: Any) -> None:
-    """Pass over what threads of a failed restore, still reading, have to say of its end."""
+    """Pass over what threads of a failed save or restore, still at it, have to say of its end."""
     if not inspect.iscoroutine(said.object) and "loop is closed" not in str(said.exc_value):
         before(said)
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    """Whether asyncio speaks of another's work: of several errors of a save one is told, by us."""
+    error = None if record.exc_info is None else record.exc_info[1]
+    if error is None or "never retrieved" not in record.getMessage():
+        return True
+    return "orbax" not in "".join(traceback.format_exception(error))
 
 
 def _reason(error: Exception) -> str:

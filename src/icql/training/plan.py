@@ -20,6 +20,7 @@ from icql.training.run_folder import RunFolder
 
 DEFAULT_DATASET = "hopper-mini"
 AUTO = "auto"  # the algorithm is chosen once the data is there (`icql.training.choose`)
+MOST_SEEDS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,10 @@ class Plan:
         count = len(self.seeds) if seeds is None else seeds
         if count < 1:
             raise UserError("must be at least 1.", where="--seeds")
+        if count > MOST_SEEDS:  # before a list of them fills the memory
+            raise UserError(f"must be at most {MOST_SEEDS:,}.", where="--seeds")
+        if not -(2**31) <= first <= 2**32 - count:  # of more bits JAX takes the last 32
+            raise UserError("must be a number of 32 bits.", where="--seed")
         changes: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
         return dataclasses.replace(
             self,

@@ -32,7 +32,7 @@ import numpy as np
 from icql.data.signals import Signals
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.files import append, atomic, read_json, write_json
+from icql.files import append, atomic, from_home, read_json, write_json
 from icql.locks import held, holder
 from icql.progress import Display
 from icql.seals import DIGEST, agrees, digest, read_sealed, sealed, write_sealed
@@ -245,7 +245,7 @@ class RunFolder:
         try:
             yield
         except UserError as error:
-            path = Path(dataset).expanduser()
+            path = from_home(dataset)
             is_file = bool(path.suffix) or path.is_absolute()  # else a name of D4RL's or Minari's
             if not is_file or any(path.parent.glob(path.name)):
                 raise
@@ -349,7 +349,7 @@ class MetricLog:
         self._tags = [member.label.replace(", ", "/").replace(" ", "") for member in members]
         self._told: list[Callback] = []
         self._result: Mapping[str, Any] | None = None
-        for callback in (TensorBoard(), *callbacks):
+        for callback in (TensorBoard(warn or Display().say), *callbacks):
             callback.on_start(Begun(folder.path, folder.manifest, step))
             self._told.append(callback)
 

@@ -21,6 +21,7 @@ import numpy as np
 from icql.data.arrays import Floats
 from icql.data.signals import Names
 from icql.errors import UserError, nearest
+from icql.files import read_small
 
 REQUIRED = ("observation", "action", "reward")
 VECTORS = ("observation", "action", "next_observation")  # several columns, or a pattern
@@ -82,7 +83,7 @@ class Columns:
         if isinstance(given, dict):  # what is not named is in [-1, 1] already
             pairs = [given.get(name, (-1.0, 1.0)) for name in actions]
             given = tuple(low for low, _ in pairs), tuple(high for _, high in pairs)
-        low, high = (np.atleast_1d(np.asarray(b, np.float32)) for b in given)
+        low, high = (_float32(b, where) for b in given)
         if {len(low), len(high)} - {1, len(actions)}:
             raise UserError(
                 f"gives {len(low)} low and {len(high)} high values for {len(actions)} actions.",
@@ -167,10 +168,10 @@ def read_columns(path: str | Path, needed: Names = REQUIRED) -> Columns:
     """Read a mapping file; a fault is named by its key."""
     source = str(path)
     try:
-        table = tomllib.loads(Path(path).read_bytes().decode())
+        table = tomllib.loads(read_small(Path(path)).decode())
     except OSError as error:
         raise UserError(f"it cannot be read ({error.strerror}).", where=source) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no text, no TOML, nested without end
         raise UserError(f"it is not TOML ({error}).", where=source) from error
     known = [f.name for f in fields(Columns) if f.name != "origin"]
     for key in table:
@@ -265,6 +266,14 @@ def _value(key: str, value: Any, where: str) -> Any:
     if key == "decimal" and value not in (".", ","):
         raise UserError(f"must be '.' or ',', not {value!r}.", where=where)
     return (value,) if key in ("missing", "files") else value
+
+
+def _float32(numbers: Any, where: str) -> Floats:
+    try:
+        with np.errstate(over="ignore"):  # infinite then, which is refused in words
+            return np.atleast_1d(np.asarray(numbers, np.float32))
+    except OverflowError:
+        raise UserError("a number is too large.", where=where) from None
 
 
 def _bounds(value: Any, where: str) -> Bounds:

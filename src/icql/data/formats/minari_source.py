@@ -26,7 +26,7 @@ from icql.data.signals import Signals
 from icql.data.tasks import Task, find_env_task, get_task
 from icql.data.transitions import DataInfo, Source, Steps
 from icql.errors import UserError
-from icql.files import atomic_folder, file_hash
+from icql.files import atomic_folder, file_hash, from_home
 from icql.locks import queued
 from icql.seals import read_sealed, write_sealed
 
@@ -39,7 +39,7 @@ _ID = re.compile(r"[\w.-]+(/[\w.-]+)+-v\d+")
 
 def is_minari(name: str) -> bool:
     """Whether a name is an id with a namespace, or the folder of a Minari dataset."""
-    path = Path(name).expanduser()
+    path = from_home(name)
     return (path / "data").is_dir() or (not path.exists() and _ID.fullmatch(name) is not None)
 
 
@@ -53,7 +53,7 @@ def read_minari(name: str | Path, task: Task | None = None, room: Room = IN_MEMO
     bounds of its action space.
     """
     source = str(name).removeprefix(PREFIX)
-    minari, folder = _minari(source), Path(source).expanduser() / "data"
+    minari, folder = _minari(source), from_home(source) / "data"
     _check_seal(folder if folder.is_dir() else _folder(source, source) / "data")
     try:
         dataset = minari.MinariDataset(folder) if folder.is_dir() else minari.load_dataset(source)

@@ -199,6 +199,11 @@ def test_cost_is_in_hours_of_the_device_beside_the_papers(tmp_path):
     assert cost.paper == pytest.approx(hours * 3 * 18)
     assert cost.paper_whole == pytest.approx(hours * 5 * 18)
     assert cost.whole == pytest.approx(6 * 18 * 5 * 100 / 3 / 3600)
+    twice = folder.groups()[0][0]  # in a second row, as what the data decides is
+    place = dataclasses.replace(twice.asked[0], row="auto", name="our default")
+    folder.ask(dataclasses.replace(twice, asked=(place,)))
+    (again,) = costs(gather(folder).tables[0])
+    assert (again.cells, again.measured) == (cost.cells, pytest.approx(cost.measured))
     for group in folder.groups()[0][::2]:  # half of the cells were made on a CPU
         for seed in group.seeds:
             record = folder.record(group, seed)
@@ -264,6 +269,34 @@ def test_aggregates_are_over_the_tasks_of_all(tmp_path):
     assert table.mean_of("icql-td3bc") == pytest.approx(np.mean(scores))
     thirteen = [109.2, 77.0, 41.5, 78.2, 53.5, 59.4, 62.8, 43.1, 41.8, 76.8, 1.5, 1.8, 0.2, -0.1]
     assert table.published_mean("td3bc") == pytest.approx(np.mean(thirteen))
+
+
+def test_without_a_task_of_all_aggregates_are_of_those_who_have_every_task(tmp_path):
+    """As where one method is for some tasks and another for the rest."""
+    folder = made_up().made_up_folder(tmp_path / "bench", suites=("main",), seeds=2)
+    groups, _ = folder.groups()
+    for group in groups:
+        kitchen = group.task.startswith("kitchen")
+        if (group.algo == "bc" and kitchen) or (group.algo == "dt" and not kitchen):
+            for seed in group.seeds:
+                folder.record_path(group.cell_key(seed)).unlink()
+    report = gather(folder)
+    (table,) = report.tables
+    assert set(table.iqm) == {"td3bc", "cql", "iql", "icql"}
+    assert len(table.common) == 18
+    assert "main: BC, DT do not have all tasks: aggregates are without." in report.notes
+    assert ("bc", "dt") not in table.improvement
+    above = [
+        np.mean([(x > y) + (x == y) / 2 for x in ours for y in table.scored["iql"][task]])
+        for task, ours in table.scored["dt"].items()
+    ]
+    assert len(above) == 3
+    assert table.improvement["dt", "iql"]["value"] == pytest.approx(np.mean(above))
+    write_report(report, tmp_path / "r.md")
+    assert (
+        f"| DT | – | – | {1 - table.improvement['td3bc', 'dt']['value']:.2f} |"
+        in (tmp_path / "r.md").read_text()
+    )
 
 
 def test_short_rows_are_marked_and_have_no_verdict(tmp_path):

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,19 @@ def test_every_cell_has_a_record_by_content(whole):
             assert outcome["score"] == outcome["curve"][-1][1]
             assert outcome["best"]["score"] == max(score for _, score in outcome["curve"])
             assert record["run"]["together"] == [0, 1]  # one program
+
+
+def test_what_the_data_decides_is_the_cell_of_what_it_chose(data, monkeypatch):
+    def rows(*names: str) -> Any:
+        chosen = tuple(Row(id=n, name=n, algo=n, settings=TINY) for n in names)
+        return request(data, suite=dataclasses.replace(SUITE, rows=chosen), run=QUICK)
+
+    monkeypatch.setattr("icql.training.choose.LIMIT", 2.0)  # a graph, whatever the spread
+    (decided,), (named,) = rows("auto").groups(), rows("icql-graph").groups()
+    assert decided.key == named.key
+    assert decided.algo == "icql-graph"
+    (both,) = rows("icql-graph", "auto").groups()
+    assert [place.row for place in both.asked] == ["icql-graph", "auto"]
 
 
 def test_what_a_report_shows_is_kept_small_beside_the_records(whole):
@@ -472,7 +486,6 @@ def test_bad_input_ends_with_one_message_before_any_work(capsys, tmp_path, monke
     here = ("run", "main", "--tasks", "hopper-mini", *to)
     assert "no algorithm" in refused(capsys, *here, "--algos", "nothing")
     assert "learns online" in refused(capsys, *here, "--algos", "sac")
-    assert "the data decides" in refused(capsys, *here, "--algos", "auto")
     assert "at least 1" in refused(capsys, *here, "--seeds", "0")
     unused = ("--dataset", "hopper=x.npz")
     assert "no task hopper" in refused(capsys, *here, *unused)

@@ -194,15 +194,26 @@ class Table:
         )
 
     @cached_property
-    def scores(self) -> dict[str, dict[str, list[float]]]:
-        """Scores by method and task, on the tasks that all methods with a score have."""
+    def scored(self) -> dict[str, dict[str, list[float]]]:
+        """Scores by method and task, of the methods that have any."""
         by_row = {
             row: {task: self.cells[row, task].scores for task in self.tasks if self._has(row, task)}
             for row, _ in self.rows
         }
-        scored = {row: found for row, found in by_row.items() if found}
-        common = [task for task in self.tasks if all(task in found for found in scored.values())]
-        return {row: {task: found[task] for task in common} for row, found in scored.items()}
+        return {row: found for row, found in by_row.items() if found}
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, list[float]]]:
+        """Those that aggregates are of: on the tasks that all methods have.
+
+        Where there is no such task: of the methods that have every one.
+        """
+        every = self.scored
+        common = [task for task in self.tasks if all(task in found for found in every.values())]
+        if not common:
+            every = {row: found for row, found in every.items() if len(found) == len(self.tasks)}
+            common = list(self.tasks)
+        return {row: {task: found[task] for task in common} for row, found in every.items()}
 
     def _has(self, row: str, task: str) -> bool:
         return (row, task) in self.cells and bool(self.cells[row, task].scores)
@@ -230,14 +241,15 @@ class Table:
 
     @cached_property
     def improvement(self) -> dict[tuple[str, str], Interval]:
-        """P(a run of the first scores above one of the second) for every pair of methods."""
+        """P(a run of the first scores above one of the second), over the tasks that both have."""
         found: dict[tuple[str, str], Interval] = {}
-        rows = list(self.iqm)
+        rows = list(self.scored)
         for i, first in enumerate(rows):
             for second in rows[i + 1 :]:
-                one = probability_of_improvement(
-                    self.scores[first], self.scores[second], samples=PAIRS
-                )
+                ours, theirs = self.scored[first], self.scored[second]
+                if not ours.keys() & theirs.keys():
+                    continue
+                one = probability_of_improvement(ours, theirs, samples=PAIRS)
                 found[first, second] = one
                 found[second, first] = Interval(
                     value=1 - one["value"], low=1 - one["high"], high=1 - one["low"]
@@ -398,9 +410,13 @@ def unequal(tables: Iterable[Table]) -> list[str]:
                 notes.append(f"{table.suite.id}: its cells of {task} have different data.")
         if any(len(cell.scores) == 1 for cell in cells):
             notes.append(f"{table.suite.id}: a single seed has no interval.")
+        names, said = dict(table.rows), ""
         if missing := [task for task in table.tasks if task not in table.common]:
-            said = ", ".join(missing)
-            notes.append(f"{table.suite.id}: not all methods have {said}: aggregates are without.")
+            said = f"not all methods have {', '.join(missing)}"
+        elif left := [names[row] for row in table.scored if row not in table.scores]:
+            said = f"{', '.join(left)} do not have all tasks"
+        if said:
+            notes.append(f"{table.suite.id}: {said}: aggregates are without.")
     return notes
 
 

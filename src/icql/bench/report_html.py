@@ -168,7 +168,7 @@ def _foot(table: Table) -> str:
 
 def _aggregates(table: Table) -> str:
     if not table.iqm:
-        return ""
+        return _improvement(table)
     over = f"{len(table.common)} common tasks; {_sizes(table)}"
     return (
         f"<h3>Over tasks</h3><p>{escape(over)} Intervals: 95 %, by a bootstrap stratified by task, "
@@ -202,8 +202,8 @@ def _sizes(table: Table) -> str:
 
 
 def _improvement(table: Table) -> str:
-    rows = list(table.iqm)
-    if len(rows) < 2:
+    rows = list(table.scored)
+    if not table.improvement:
         return ""
     names = dict(table.rows)
     lines = []
@@ -221,7 +221,7 @@ def _improvement(table: Table) -> str:
         lines.append(cells)
     caption = (
         "Probability that a run of the row scores above one of the column (ties half), mean over "
-        f"tasks; bold: its 95 % interval leaves out ½. {_sizes(table)}"
+        f"the tasks that both have; bold: its 95 % interval leaves out ½. {_sizes(table)}"
     )
     return _grid(["P(row > column)", *(names[row] for row in rows)], lines, caption)
 

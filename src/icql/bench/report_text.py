@@ -131,8 +131,25 @@ def _section(table: Table) -> str:
                 means = (table.mean_of(row), table.published_mean(row))
                 said = " | ".join("–" if mean is None else f"{mean:.1f}" for mean in means)
                 lines.append(f"| {_plain(name)} | {iqm} | {said} |")
+    lines += _improvement(table)
     cites = [f"{name}: {cite}." for name, cite in table.sources.items()]
     return "\n".join(lines) + "".join(f"\n\n{line}" for line in (*cites, *table.remarks))
+
+
+def _improvement(table: Table) -> list[str]:
+    """Pairs of methods, on the tasks that both have."""
+    if not table.improvement:
+        return []
+    rows, names = list(table.scored), {row: _plain(name) for row, name in table.rows}
+    said = "Probability that a run of the row scores above one of the column, ties half, mean over "
+    lines = ["", f"{said}the tasks that both have:", ""]
+    lines.append(f"| | {' | '.join(names[row] for row in rows)} |")
+    lines.append("|---" * (len(rows) + 1) + "|")
+    for first in rows:
+        found = [table.improvement.get((first, second)) for second in rows]
+        cells = ("–" if one is None else f"{one['value']:.2f}" for one in found)
+        lines.append(f"| {names[first]} | {' | '.join(cells)} |")
+    return lines
 
 
 def latex(report: Report) -> str:

@@ -30,7 +30,7 @@ from icql.locks import held, holder
 from icql.progress import Display
 from icql.seals import plain, write_sealed
 from icql.settings.change import leaves, names_of
-from icql.training.plan import Plan
+from icql.training.plan import AUTO, Plan
 from icql.training.run_folder import RunFolder
 
 KEPT = 8  # groups whose compiled programs are kept: small ones are shared
@@ -57,7 +57,7 @@ class Request:
         Raises:
             UserError: something is unknown or does not fit, or data is missing; all of it at once.
         """
-        from icql.training.choose import standardised  # JAX: only where something is run
+        from icql.training.choose import choose, standardised  # JAX: only where something is run
 
         suite = self.suite.runnable()
         tasks = tuple(dict.fromkeys(self.tasks)) or suite.tasks
@@ -73,7 +73,10 @@ class Request:
         for task in tasks:
             log = _log(task, data[task])
             for row, plan in zip(rows, plans[task], strict=True):
-                decided = standardised(plan, log, [*names_of(row.settings)])
+                given = [*names_of(row.settings)]
+                if plan.algo == AUTO:  # a cell has the name of what is run
+                    plan, _ = choose(plan, log, given)
+                decided = standardised(plan, log, given)
                 group = self._group(task, row, decided, log.content_hash())
                 same = groups.get(group.key)
                 groups[group.key] = group if same is None else same.joined(group)

@@ -66,10 +66,6 @@ class Suite:
 
 def _added(algo: str) -> Row:
     check_offline(algo)
-    if algo == "auto":
-        raise UserError(
-            "is not one method: the data decides.", where="--algos auto", fix="Name the method."
-        )
     return Row(id=algo, name=algo, algo=algo)
 
 

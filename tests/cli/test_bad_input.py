@@ -123,7 +123,8 @@ def test_more_context_than_data(capsys, tmp_path):
         ("bc", "--batch-size", "1" + "0" * 20, "batch_size: is too large"),
         ("bc", "--policy.hidden", "1" + "0" * 20, "hidden: is too large"),
         ("iql", "--beta", "inf", "beta: is too large"),
-        ("bc", "--seed", str(2**32), "--seed: must be a number of 32 bits"),
+        ("bc", "--seed", str(2**32), "--seed: must be from 0 to 4,294,967,295"),
+        ("bc", "--seed", "-1", "--seed: must be from 0 to 4,294,967,295"),
         ("bc", "--seeds", "1" + "0" * 12, "--seeds: must be at most 10,000"),
     ],
 )

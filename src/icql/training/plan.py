@@ -111,8 +111,8 @@ class Plan:
             raise UserError("must be at least 1.", where="--seeds")
         if count > MOST_SEEDS:  # before a list of them fills the memory
             raise UserError(f"must be at most {MOST_SEEDS:,}.", where="--seeds")
-        if not -(2**31) <= first <= 2**32 - count:  # of more bits JAX takes the last 32
-            raise UserError("must be a number of 32 bits.", where="--seed")
+        if not 0 <= first <= 2**32 - count:  # of more bits JAX takes the last 32
+            raise UserError("must be from 0 to 4,294,967,295.", where="--seed")
         changes: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
         return dataclasses.replace(
             self,

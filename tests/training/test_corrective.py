@@ -86,6 +86,17 @@ def test_an_action_that_drives_nothing_is_not_shifted() -> None:
     assert (np.asarray(moved.a[:, :2]) != np.asarray(rows.a[:, :2])).mean() > 0.9
 
 
+def test_actions_that_name_a_position_are_not_shifted() -> None:
+    """s' = s + K (a − s): wherever one stands, the right action is the same."""
+    data = logged()
+    goal = np.pad(data.actions, ((0, 0), (0, 1)))
+    near = 0.3 * data.states  # so that actions explain most of what happens
+    pulled = near + 0.6 * (goal - near)
+    found = effect_of(dataclasses.replace(data, states=near, next_states=pulled))
+    assert not found.columns[:2].any()
+    assert not found.actions.any()
+
+
 def test_nothing_follows_the_actions() -> None:
     data = logged()
     still = dataclasses.replace(data, next_states=data.states)  # no column ever moves

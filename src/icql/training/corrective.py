@@ -9,9 +9,10 @@ the log: every drawn row is moved aside together with the action that makes up f
 
 Columns that actions do not drive (an object that is not touched) stay where they are, and actions
 that cannot be told from the driven columns are not shifted: there B is chance. It is meant for
-actions that say how fast or how strongly to move; where they name a position to go to, the right
-action does not depend on where one stands. The idea is that of corrective labels (Ke et al. 2024)
-and of noise in demonstrations (Laskey et al. 2017), with a matrix in place of a learned model.
+actions that say how fast or how strongly to move. Where they name a position to go to, the right
+action does not depend on where one stands; such a column is known by its change, which is smaller
+the farther it has come, and stays too. The idea is that of corrective labels (Ke et al. 2024) and
+of noise in demonstrations (Laskey et al. 2017), with a matrix in place of a learned model.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from icql.data.transitions import Transitions
 from icql.errors import UserError
 
 DRIVEN = 0.5  # of the variance of a column's change, or of an action: what has to be explained
+NAMED = 0.25  # of what actions leave of it: if the column's value explains more, they name it
 Doubles = NDArray[np.float64]
 
 
@@ -78,31 +80,39 @@ def effect_of(data: Transitions) -> Effect:
             where="data.corrective",
             fix="Leave it out.",
         )
-    n, acts = len(data), data.action_dim
-    width = acts + data.observation_dim
+    n, acts, columns = len(data), data.action_dim, data.observation_dim
+    width = acts + 2 * columns
 
-    def pairs() -> Iterator[Doubles]:  # (a, s' − s) of every row
+    def rows() -> Iterator[Doubles]:  # (a, s' − s, s) of every row
         for at in blocks(n, width):
-            change = data.next_states[at].astype(float) - data.states[at]
-            yield np.concatenate([data.actions[at], change], axis=1)
+            s = data.states[at].astype(float)
+            yield np.concatenate([data.actions[at], data.next_states[at] - s, s], axis=1)
 
-    mean = sum((part.sum(0) for part in pairs()), np.zeros(width)) / n
+    mean = sum((part.sum(0) for part in rows()), np.zeros(width)) / n
     gram = np.zeros((width, width))
-    for part in pairs():
+    for part in rows():
         gram += (part - mean).T @ (part - mean) / n
-    a, d = slice(None, acts), slice(acts, None)
-    matrix, columns = _regress(gram[a, a], gram[a, d], gram[d, d])
-    driven = np.flatnonzero(columns >= DRIVEN) + acts
-    _, actions = _regress(gram[np.ix_(driven, driven)], gram[driven, a], gram[a, a])
-    return Effect(matrix, columns >= DRIVEN, actions >= DRIVEN)
+    a, d, s = slice(None, acts), slice(acts, acts + columns), slice(acts + columns, None)
+    matrix, explained = _regress(gram[a, a], gram[a, d], gram[d, d])
+    # what actions leave of a column's change, of its value, and of both together
+    left = gram - gram[:, a] @ np.linalg.pinv(gram[a, a], hermitian=True) @ gram[a, :]
+    change, value, both = (np.diag(left[i, j]) for i, j in ((d, d), (s, s), (d, s)))
+    named = _share(both**2, change * value)
+    driven = (explained >= DRIVEN) & (named <= NAMED)
+    at = np.flatnonzero(driven) + acts
+    _, told = _regress(gram[np.ix_(at, at)], gram[at, a], gram[a, a])
+    return Effect(matrix, driven, told >= DRIVEN)
 
 
 def _regress(xx: Doubles, xy: Doubles, yy: Doubles) -> tuple[Doubles, Doubles]:
     """Coefficients of y on x by their covariances, and the share of each y that they explain."""
     slopes = np.linalg.pinv(xx, hermitian=True) @ xy
-    total = np.diag(yy)
-    explained = (slopes * xy).sum(0)
-    return slopes, np.divide(explained, total, out=np.zeros(len(total)), where=total > 0)
+    return slopes, _share((slopes * xy).sum(0), np.diag(yy))
+
+
+def _share(part: Doubles, whole: Doubles) -> Doubles:
+    """part / whole, 0 of nothing."""
+    return np.divide(part, whole, out=np.zeros(len(whole)), where=whole > 0)
 
 
 def corrective_of(effect: Effect, width: float, spread: NDArray[np.floating]) -> Corrective:

@@ -91,7 +91,7 @@ def test_algos_lists_settings_and_sources(capsys):
     assert {name for name, has in presets.items() if "robust" not in has} == {"dt", "radt", "sac"}
     assert all({"quick", "paper"} <= has for has in presets.values())
     robust = listed["icql"]["presets"]["robust"]["settings"]["policy"]
-    assert (robust["hidden"], robust["noise"]) == ([512, 512], 1.0)
+    assert (robust["hidden"], robust["init"]) == ([512, 512], "small")
 
 
 @pytest.mark.parametrize(

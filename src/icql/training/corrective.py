@@ -33,7 +33,7 @@ from icql.data.transitions import Transitions
 from icql.errors import UserError
 
 DRIVEN = 0.5  # of the variance of a column's change, or of an action: what has to be explained
-NAMED = 0.25  # of what actions leave of it: if the column's value explains more, they name it
+NAMED = 0.1  # of it: if the column's own value explains more of what actions leave, they name it
 Doubles = NDArray[np.float64]
 
 
@@ -94,10 +94,10 @@ def effect_of(data: Transitions) -> Effect:
         gram += (part - mean).T @ (part - mean) / n
     a, d, s = slice(None, acts), slice(acts, acts + columns), slice(acts + columns, None)
     matrix, explained = _regress(gram[a, a], gram[a, d], gram[d, d])
-    # what actions leave of a column's change, of its value, and of both together
+    # of a column's change what its own value explains, once actions have
     left = gram - gram[:, a] @ np.linalg.pinv(gram[a, a], hermitian=True) @ gram[a, :]
-    change, value, both = (np.diag(left[i, j]) for i, j in ((d, d), (s, s), (d, s)))
-    named = _share(both**2, change * value)
+    value, both = np.diag(left[s, s]), np.diag(left[d, s])
+    named = _share(both**2, value * np.diag(gram[d, d]))
     driven = (explained >= DRIVEN) & (named <= NAMED)
     at = np.flatnonzero(driven) + acts
     _, told = _regress(gram[np.ix_(at, at)], gram[at, a], gram[a, a])

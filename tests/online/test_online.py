@@ -205,6 +205,15 @@ def test_a_finished_run_opens_where_the_simulator_rounds_otherwise(
     assert tree_hash(again.state) == tree_hash(whole.state)
 
 
+def test_a_run_whose_checkpoint_is_gone_does_not_begin_anew_without_a_word(
+    whole: OnlineRun, tmp_path: Path
+) -> None:
+    shutil.copytree(whole.folder, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint.safetensors").unlink()
+    with pytest.raises(UserError, match=r"checkpoint\.safetensors: is missing.*begin anew"):
+        run_tiny(tmp_path / "run")
+
+
 def test_a_run_learns_evaluates_and_refuses_other_settings(whole: OnlineRun) -> None:
     assert [e.step for e in whole.evaluations] == [60, 80, 100, 120]  # none in the warm-up
     assert whole.medium is None

@@ -101,6 +101,7 @@ class OnlineRun:
     journal: Journal
     evaluations: list[Evaluation]
     of: str = ""  # a digest of task and settings, which its files carry
+    saved: int = 0  # rows that the last checkpoint counts
 
     @property
     def step(self) -> int:
@@ -256,10 +257,17 @@ def open_run(
         )
     checkpoint = folder / "checkpoint.safetensors"
     if not checkpoint.exists():
+        if _rows_saved(run):  # else it was stopped before its first
+            raise UserError(
+                "is missing, though the run had got that far.",
+                where=str(checkpoint),
+                fix="Put it back, or remove the folder to begin anew.",
+            )
         run.journal.load(folder / "journal", rows=0)
         return run, replay
     stored = load_weights(checkpoint, _checkpointed(run), of=sealed_by(folder, whose))
     row, run.state = int(stored["row"]), stored["state"]
+    run.saved = row
     run.journal.load(folder / "journal", rows=row)
     if not run.ended:  # else nothing is stepped any more, and another machine may sample from it
         run.journal.restore(group)
@@ -276,6 +284,8 @@ def _checkpoint(run: OnlineRun) -> None:
     run.journal.save(run.folder / "journal")
     _write_evaluations(run)
     save_weights(run.folder / "checkpoint.safetensors", _checkpointed(run), of=run.of)
+    run.saved = run.journal.length
+    _write_evaluations(run)  # which then say that there is one
 
 
 def _checkpointed(run: OnlineRun) -> dict[str, Any]:
@@ -315,7 +325,8 @@ def _keep(run: OnlineRun) -> None:
 
 def _write_evaluations(run: OnlineRun) -> None:
     found = [asdict(e) for e in run.evaluations]
-    write_sealed(run.folder / "evaluations.json", {"of": run.of, "evaluations": found})
+    content = {"of": run.of, "saved": run.saved, "evaluations": found}
+    write_sealed(run.folder / "evaluations.json", content)
 
 
 def sealed_by(folder: Path, of: str) -> str | None:
@@ -324,10 +335,20 @@ def sealed_by(folder: Path, of: str) -> str | None:
     return None if path.is_file() and isinstance(read_json(path), list) else of
 
 
+def _rows_saved(run: OnlineRun) -> int:
+    """How many rows the last checkpoint counted, whether it is there or not."""
+    known = (run.folder / "evaluations.json").is_file() and sealed_by(run.folder, run.of)
+    return int(_evaluations_file(run).get("saved", 0)) if known else 0
+
+
 def _read_evaluations(run: OnlineRun) -> list[dict[str, Any]]:
     if sealed_by(run.folder, run.of) is None:
         return list(read_json(run.folder / "evaluations.json"))
-    content = read_sealed(run.folder / "evaluations.json")
+    return list(_evaluations_file(run)["evaluations"])
+
+
+def _evaluations_file(run: OnlineRun) -> dict[str, Any]:
+    content: dict[str, Any] = read_sealed(run.folder / "evaluations.json")
     if content["of"] != run.of:
         raise UserError("is that of another run.", where=str(run.folder / "evaluations.json"))
-    return list(content["evaluations"])
+    return content

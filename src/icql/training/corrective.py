@@ -117,7 +117,14 @@ def _share(part: Doubles, whole: Doubles) -> Doubles:
 
 def corrective_of(effect: Effect, width: float, spread: NDArray[np.floating]) -> Corrective:
     """Make ready to shift actions by up to `width`; `spread` is what states are divided by."""
-    matrix = effect.matrix * effect.columns / spread
+    matrix = _rounded(effect.matrix) * effect.columns / spread
     return Corrective(
         jnp.asarray(matrix, jnp.float32), jnp.asarray(width * effect.actions, jnp.float32)
     )
+
+
+def _rounded(x: Doubles) -> Doubles:
+    """To 12 bits: the last ones of sums differ with the number of cores, and a run must not."""
+    mantissa, exponent = np.frexp(x)
+    rounded: Doubles = np.ldexp(np.round(mantissa * 2**12) / 2**12, exponent)
+    return rounded

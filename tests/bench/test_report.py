@@ -299,6 +299,23 @@ def test_without_a_task_of_all_aggregates_are_of_those_who_have_every_task(tmp_p
     )
 
 
+def test_a_page_of_our_own_table_says_no_more_than_there_is(tmp_path):
+    """No verdict where nothing could have been published, no curve through a single point."""
+    folder = made_up().made_up_folder(tmp_path / "bench", suites=("robust",), seeds=2)
+    write_report(gather(folder), tmp_path / "several.html")
+    several = (tmp_path / "several.html").read_text()
+    assert ">no published number</span>" not in several
+    assert "Learning curves" in several
+    for group in folder.groups()[0]:
+        for seed in group.seeds:
+            record = folder.record(group, seed)
+            assert record is not None
+            outcome = {**record["outcome"], "curve": record["outcome"]["curve"][-1:]}
+            folder.write_record(group, seed, {"outcome": outcome, "run": record["run"]})
+    write_report(gather(folder), tmp_path / "one.html")
+    assert "Learning curves" not in (tmp_path / "one.html").read_text()
+
+
 def test_short_rows_are_marked_and_have_no_verdict(tmp_path):
     folder = made_up().made_up_folder(tmp_path / "b", suites=("td3bc",), seeds=2, steps=1000)
     report = gather(folder)

@@ -49,7 +49,7 @@ def over_tasks(table: Table) -> str:
 
 
 def curves(table: Table) -> str:
-    """Scores during training, a chart for each task."""
+    """Scores during training, a chart for each task that was evaluated more than once."""
     return figures((_curve(table, task), task) for task in table.tasks)
 
 
@@ -64,6 +64,8 @@ def _curve(table: Table, task: str) -> str:
             said = f"{name}, update {step:,}: {mean:.1f} ({low:.1f} to {high:.1f})"
             points.append((float(step), mean, said))
         lines.append(Line(name, colour(number), points))
+    if all(len(line.points) < 2 for line in lines):
+        return ""
     behaviour = next((c.behaviour for (_, t), c in table.cells.items() if t == task), None)
     if lines and behaviour is not None:
         ends = [point[0] for line in lines for point in line.points]

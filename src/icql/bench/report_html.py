@@ -117,13 +117,14 @@ def _legend() -> str:
 def _scores(table: Table) -> str:
     head = ["task", *(name for _, name in table.rows)]
     rows = [
-        [_td(task, task), *(_score(table.cells.get((row, task))) for row, _ in table.rows)]
+        [_td(task, task), *(_score(table, row, task) for row, _ in table.rows)]
         for task in table.tasks
     ]
     return _grid(head, rows, table.caption, _foot(table))
 
 
-def _score(cell: TableCell | None) -> str:
+def _score(table: Table, row: str, task: str) -> str:
+    cell = table.cells.get((row, task))
     if cell is None or cell.summary is None:
         return "<td>–</td>"
     mean, best = cell.summary["mean"], cell.best
@@ -143,7 +144,8 @@ def _score(cell: TableCell | None) -> str:
             f'<span class="tag {verdict.replace(" ", "-")}">{verdict}</span></small>'
         )
     if not cell.verdicts:
-        tags = ["short"] * cell.short + [cell.verdict]
+        # of a table of our own nothing was published: that need not be said in every cell
+        tags = ["short"] * cell.short + [cell.verdict] * bool(table.suite.paper)
         marks = " ".join(f'<span class="tag {tag.replace(" ", "-")}">{tag}</span>' for tag in tags)
         lines.append(f"<br><small>{marks}</small>")
     return (

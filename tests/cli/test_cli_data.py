@@ -224,7 +224,7 @@ def test_fetch_through_a_local_copy(capsys: Capture, monkeypatch: pytest.MonkeyP
         path.write_bytes(b"12345")
         return path
 
-    monkeypatch.setattr("icql.cli.data.fetch", fetched)
+    monkeypatch.setattr("icql.cli.obtain.fetch", fetched)
     done = ask(capsys, "fetch", "pen-human-v1", "--force")
     assert (done["name"], done["path"], done["bytes"]) == ("pen-human-v1", "pen.hdf5", 5)
     assert done["url"].endswith("/hand_dapg_v1/pen-human-v1.hdf5")
@@ -232,7 +232,7 @@ def test_fetch_through_a_local_copy(capsys: Capture, monkeypatch: pytest.MonkeyP
 
 def test_fetch_minari(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("icql.cli.data.fetch_minari", lambda name, _: asked.append(name))
+    monkeypatch.setattr("icql.cli.obtain.fetch_minari", lambda name, _: asked.append(name))
     assert ask(capsys, "fetch", "minari:D4RL/door/human-v2")["path"] is None
     assert asked == ["D4RL/door/human-v2"]
 

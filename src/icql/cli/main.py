@@ -111,8 +111,10 @@ COMMANDS: dict[str, Command | Group] = {
                 "how dense the data is: is local estimation possible?", "data:Coverage"
             ),
             "convert": Command("write a dataset in another format", "data:Convert"),
-            "fetch": Command("fetch a D4RL or Minari dataset", "data:Fetch"),
-            "collect": Command("make a dataset with online SAC by D4RL's protocol", "data:Collect"),
+            "fetch": Command("fetch a D4RL or Minari dataset", "obtain:Fetch"),
+            "collect": Command(
+                "make a dataset with online SAC by D4RL's protocol", "obtain:Collect"
+            ),
         },
     ),
     "bench": Group(

@@ -19,7 +19,9 @@ from icql.settings.shared import ActorSettings, PolicySettings
 STEPS = 5
 
 
-def by_hand(values: list[Any], slopes: list[Any], rate: float, decay: float, cosine: bool) -> Any:
+def by_hand(
+    values: list[Any], slopes: list[Any], rate: float, decay: float, cosine: bool, stacked: bool
+) -> Any:
     """AdamW with decay of matrices alone; the slope of step t is t times the first."""
     moved = []
     for x, g in zip(values, slopes, strict=True):
@@ -28,23 +30,28 @@ def by_hand(values: list[Any], slopes: list[Any], rate: float, decay: float, cos
             m, v = 0.9 * m + 0.1 * t * g, 0.999 * v + 0.001 * (t * g) ** 2
             step = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
             pace = rate * (0.5 * (1 + np.cos(np.pi * (t - 1) / STEPS)) if cosine else 1.0)
-            x = x - pace * (step + (decay * x if x.ndim > 1 else 0))
+            x = x - pace * (step + (decay * x if x.ndim - stacked > 1 else 0))
         moved.append(x)
     return moved
 
 
+@pytest.mark.parametrize("networks", [1, 2])
 @pytest.mark.parametrize("cosine", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_steps_of_a_policy_are_those_of_adamw(decay: float, cosine: bool) -> None:
+def test_steps_of_a_policy_are_those_of_adamw(decay: float, cosine: bool, networks: int) -> None:
     chosen = PolicySettings(
-        hidden=(4,), layer_norm=True, learning_rate=0.05, weight_decay=decay, cosine=cosine
-    )
+        hidden=(4,), networks=networks, layer_norm=True, learning_rate=0.05, weight_decay=decay,
+        cosine=cosine,
+    )  # fmt: skip
     optimiser = policy_optimiser(ActorSettings(policy=chosen), Spec(3, 2, STEPS))
     policy = GaussianPolicy(3, 2, chosen, key=jax.random.key(0))
     begin = jax.tree.leaves(eqx.filter(policy, eqx.is_array))
     keys = jax.random.split(jax.random.key(1), len(begin))
     slopes = [jax.random.normal(k, x.shape) for k, x in zip(keys, begin, strict=True)]
-    assert {x.ndim for x in begin} == {1, 2}  # log_std, offsets, scales of LayerNorm; matrices
+    stacked = networks > 1
+    assert {x.ndim for x in begin} == (
+        {1, 2, 3} if stacked else {1, 2}
+    )  # log_std, offsets, scales of LayerNorm; matrices
     state = start(policy, optimiser)
     for t in range(1, STEPS + 1):
 
@@ -57,7 +64,7 @@ def test_steps_of_a_policy_are_those_of_adamw(decay: float, cosine: bool) -> Non
         state, _, _ = descend(state, optimiser, loss)
     found = jax.tree.leaves(eqx.filter(state.model, eqx.is_array))
     as_doubles = [[np.asarray(x, np.float64) for x in arrays] for arrays in (begin, slopes)]
-    expected = by_hand(*as_doubles, 0.05, decay, cosine)
+    expected = by_hand(*as_doubles, 0.05, decay, cosine, stacked)
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 

@@ -41,16 +41,16 @@ def states(rows: int = 300, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, OBS)).astype(np.float32)
 
 
-def made(kind: Any, *, limit: float | None = None, layer_norm: bool = False) -> Standardised:
+def made(kind: Any, *, limit: float | None = None, **policy: Any) -> Standardised:
     """A policy with numbers everywhere: no weight, bias or norm is as it begins."""
-    settings = PolicySettings(hidden=(16, 16), layer_norm=layer_norm)
+    settings = PolicySettings(hidden=(16, 16), **policy)
     keys = iter(jax.random.split(jax.random.key(0), 100))
-    policy = jax.tree.map(
+    moved = jax.tree.map(
         lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape) if eqx.is_array(x) else x,
         kind(OBS, ACT, settings, key=jax.random.key(1)),
     )
     mean, std = jnp.linspace(-1, 1, OBS), jnp.linspace(0.5, 2, OBS)
-    return Standardised(policy, mean, std, limit)
+    return Standardised(moved, mean, std, limit)
 
 
 def original_of(
@@ -77,6 +77,12 @@ def test_actions(kind, layer_norm):
     said = said_by(original, states())["action"]
     assert said.shape == (300, ACT)
     assert said.std() > 0.1
+    assert_allclose(said, original.act(states()), atol=2e-5)
+
+
+def test_the_mean_of_several_networks():
+    original = original_of(made(GaussianPolicy, networks=3))
+    said = said_by(original, states())["action"]
     assert_allclose(said, original.act(states()), atol=2e-5)
 
 

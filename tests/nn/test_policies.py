@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from icql.errors import UserError
 from icql.nn.flow import Flow, OneStepPolicy
 from icql.nn.policies import DeterministicPolicy, GaussianPolicy, TanhGaussianPolicy
-from icql.settings.shared import PolicySettings
+from icql.settings.shared import ActorSettings, PolicySettings
 
 OBS, ACT = 3, 2
 NOISE = (0.5, 0.0, 1.0)
@@ -88,3 +89,46 @@ def test_of_a_flow_only_the_observation_is_shaken(kind: Any) -> None:
 
 def test_no_noise_at_all_is_no_branch() -> None:
     assert make(DeterministicPolicy, (0.0, 0.0, 0.0)).net.noise == ()
+
+
+@kinds
+def test_several_networks_act_by_their_mean(kind: Any) -> None:
+    several = make(kind, networks=3)
+    apart = [eqx.tree_at(lambda p: p.net, several, one) for one in several.net.split()]
+    inputs = jax.random.normal(KEY, (6, apart[0].net.layers[0].weight.shape[0]))
+    said = np.stack([one.net(inputs) for one in apart])
+    assert said.std(0).min() > 1e-4  # no two began alike
+    np.testing.assert_allclose(several.net(inputs), said.mean(0), rtol=1e-5, atol=1e-6)
+
+
+@kinds
+def test_in_training_each_row_is_one_networks(kind: Any) -> None:
+    """Network i answers, and learns from, every row that is i modulo their number."""
+    several = make(kind, networks=3)
+    apart = [eqx.tree_at(lambda p: p.net, several, one) for one in several.net.split()]
+    expected = np.stack([trained(one, None) for one in apart])[np.arange(6) % 3, np.arange(6)]
+    np.testing.assert_allclose(trained(several, KEY), expected, rtol=1e-4, atol=1e-5)
+
+    def second(policy: Any) -> Any:  # what rows 1 and 4 say
+        return trained(policy, KEY)[1::3].sum()
+
+    slopes = eqx.filter_grad(second)(several).net.nets.layers[0].weight
+    assert [bool(np.any(x)) for x in slopes] == [False, True, False]
+
+
+def test_networks_drop_out_apart() -> None:
+    """One mask for all would make them err alike."""
+    several = make(DeterministicPolicy, networks=2, dropout=0.5, hidden=(64,))
+    first = several.net.split()[0]
+    alike = eqx.tree_at(
+        lambda p: p.net.nets, several, jax.tree.map(lambda x: jnp.stack([x, x]), first)
+    )
+    same = jnp.repeat(S[:1], 2, 0)  # one row for each of the two, which are now the same
+    said = alike(same, key=KEY)
+    assert np.abs(said[0] - said[1]).max() > 1e-4
+
+
+def test_networks_have_equal_shares_of_a_batch() -> None:
+    ActorSettings(batch_size=12, policy=PolicySettings(networks=4))
+    with pytest.raises(UserError, match="must divide the batch of 12"):
+        ActorSettings(batch_size=12, policy=PolicySettings(networks=5))

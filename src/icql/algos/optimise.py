@@ -95,8 +95,10 @@ def adamw(
 
 
 def _matrices(parameters: Any) -> Any:
-    """Which leaves decay: neither offsets nor the scales of LayerNorm."""
-    return jax.tree.map(lambda x: x.ndim > 1, parameters)
+    """Which leaves decay: neither offsets nor the scales of LayerNorm, stacked or not."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: getattr(path[-1], "name", "") == "weight", parameters
+    )
 
 
 def _scale_preconditioners(factor: Number) -> optax.GradientTransformation:

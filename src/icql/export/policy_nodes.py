@@ -14,6 +14,7 @@ from icql.nn.mlp import MLP, Activation
 from icql.nn.policies import (
     CategoricalPolicy,
     DeterministicPolicy,
+    Mean,
     MemoryPolicy,
     Standardised,
     TanhGaussianPolicy,
@@ -74,8 +75,10 @@ def not_finite(graph: Nodes, state: str) -> str:
     return graph("ReduceSum", nothing, graph.number([1], np.int64), keepdims=1)
 
 
-def _network(graph: Nodes, net: MLP, x: str) -> str:
+def _network(graph: Nodes, net: MLP | Mean, x: str) -> str:
     """Linear → activation → [LayerNorm], repeated; then a last linear layer (`MLP.by_layer`)."""
+    if isinstance(net, Mean):
+        return graph("Mean", *(_network(graph, one, x) for one in net.split()))
     for i, layer in enumerate(net.layers):
         last = i == len(net.layers) - 1
         x = graph("Gemm", x, graph.number(layer.weight), graph.number(layer.bias))

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from icql.nn.mlp import MLP
-from icql.nn.policies import Noise, policy_net
+from icql.nn.policies import Mean, Noise, policy_net
 from icql.settings.shared import PolicySettings
 
 
 class Flow(eqx.Module):
     """v(s, x, t), and the actions it leads to."""
 
-    net: MLP
+    net: MLP | Mean
     steps: int = eqx.field(static=True)
 
     def __init__(
@@ -61,7 +61,7 @@ class Flow(eqx.Module):
 class OneStepPolicy(eqx.Module):
     """μ(s, z): one pass from noise to action."""
 
-    net: MLP
+    net: MLP | Mean
     action_dim: int = eqx.field(static=True)
 
     def __init__(

@@ -69,28 +69,65 @@ def policy_net(
     key: PRNGKeyArray,
     gain: float = 2**0.5,
     **rest: Any,
-) -> MLP:
+) -> MLP | Mean:
     """The network that the settings describe; inputs beyond `noise`'s get none.
 
     `gain` is of its last layer, where `settings.init` leaves that to the kind of policy.
     """
-    return MLP(
-        inputs,
-        settings.hidden,
-        outputs,
-        layer_norm=settings.layer_norm,
-        dropout=settings.dropout,
-        init=network_init(settings.init, "policy", gain),
-        noise=(*noise, *[0.0] * (inputs - len(noise))) if any(noise) else (),
-        key=key,
-        **rest,
-    )
+
+    def one(key: PRNGKeyArray) -> MLP:
+        return MLP(
+            inputs,
+            settings.hidden,
+            outputs,
+            layer_norm=settings.layer_norm,
+            dropout=settings.dropout,
+            init=network_init(settings.init, "policy", gain),
+            noise=(*noise, *[0.0] * (inputs - len(noise))) if any(noise) else (),
+            key=key,
+            **rest,
+        )
+
+    if settings.networks == 1:
+        return one(key)
+    return Mean(eqx.filter_vmap(one)(jax.random.split(key, settings.networks)), settings.networks)
+
+
+class Mean(eqx.Module):
+    """The mean of several networks, each of which learned from rows of its own."""
+
+    nets: MLP  # stacked
+    count: int = eqx.field(static=True)
+
+    def __call__(
+        self, x: Float[Array, "... inputs"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "... outputs"]:
+        """The mean; with a `key`, in training, every row is answered by one network alone.
+
+        Rows are drawn at random, so that network i may take each that is i modulo their number.
+        """
+        if key is None:
+            return eqx.filter_vmap(lambda net: net(x))(self.nets).mean(0)
+        rows = x.reshape(-1, self.count, x.shape[-1])
+        keys = jax.random.split(key, self.count)
+        each = eqx.filter_vmap(lambda net, own, key: net(own, key=key), in_axes=(0, 1, 0))
+        said: Array = each(self.nets, rows, keys)
+        return jnp.moveaxis(said, 0, 1).reshape(*x.shape[:-1], -1)
+
+    def split(self) -> list[MLP]:
+        """The networks one by one."""
+        arrays, rest = eqx.partition(self.nets, eqx.is_array)
+
+        def one(i: int) -> MLP:
+            return eqx.combine(jax.tree.map(lambda x: x[i], arrays), rest)
+
+        return [one(i) for i in range(self.count)]
 
 
 class DeterministicPolicy(eqx.Module):
     """π(s) = tanh(MLP(s))."""
 
-    net: MLP
+    net: MLP | Mean
 
     def __init__(
         self,
@@ -153,7 +190,7 @@ class GaussianPolicy(DeterministicPolicy):
 class CategoricalPolicy(eqx.Module):
     """A choice among actions, each one-hot: softmax(MLP(s)). Called, it returns the likeliest."""
 
-    net: MLP
+    net: MLP | Mean
 
     def __init__(
         self,
@@ -201,7 +238,7 @@ class TanhGaussianPolicy(eqx.Module):
     learned: CQL's, in the form of JaxCQL and CORL.
     """
 
-    net: MLP
+    net: MLP | Mean
     log_std: Float[Array, "2"] | None
     action_dim: int = eqx.field(static=True)
 

@@ -45,6 +45,10 @@ class DataSettings(Settings):
     """Half the width of random shifts of logged actions, each with the state moved aside so that
     the shifted action makes up for it: teaches the way back to what was demonstrated. For actions
     that say how fast or how strongly to move (Kitchen: 0.3); 0: rows as they are."""
+    lead: Whole = 0
+    """Every state is shown with the action logged so many steps later in its episode (at its end,
+    with the last). Where actions name a position to go to, what was demonstrated is then done
+    faster (Door: 5); 0: rows as they are."""
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,14 @@ Keys = Key[Array, " members"]
 
 @dataclass(frozen=True)
 class Normaliser:
-    """What was done to states and rewards, so that it can be recorded and undone."""
+    """What was done to states, actions and rewards, so that it can be recorded and undone."""
 
     mean: Floats
     std: Floats
     reward_scale: float
     reward_shift: float = 0.0
     limit: float | None = None  # of a normalised state, either way
+    lead: int = 0  # steps by which actions come earlier than they were logged
 
     def states(self, logged: Floats) -> Floats:
         """States as they are trained on."""
@@ -48,6 +49,30 @@ class Normaliser:
     def rewards(self, logged: Floats) -> Floats:
         """Rewards as they are trained on."""
         return logged * np.float32(self.reward_scale) + np.float32(self.reward_shift)
+
+    def actions(self, data: Transitions, rows: NDArray[np.integer]) -> tuple[Floats, Floats]:
+        """a and a' as they are trained on: those of `lead` steps later, or of the episode's last.
+
+        Of rows whose a' would be that of an end, which has none, the last action is a' too.
+        """
+        later = steps_later(data, rows, self.lead)
+        a, a_next = data.actions[later], data.next_actions[later]
+        last = (data.mask[later] == 0) & (later != rows)
+        return a, np.where(last[:, None], a, a_next)
+
+
+def steps_later(data: Transitions, rows: NDArray[np.integer], steps: int) -> NDArray[np.integer]:
+    """The row that comes so many steps later in each one's episode, or the last before that.
+
+    Rows of an episode lie together and in order; some may have been left out.
+    """
+    later = rows
+    for ahead in range(1, steps + 1):
+        there = np.minimum(rows + ahead, len(data) - 1)
+        passed = data.step[there] - data.step[rows]
+        same = (data.episode[there] == data.episode[rows]) & (passed > 0) & (passed <= steps)
+        later = np.where(same, there, later)
+    return later
 
 
 class Episodes(eqx.Module):
@@ -151,7 +176,8 @@ def fit_normaliser(data: Transitions, settings: DataSettings) -> Normaliser:
         floor = 0.1 * float(np.median(moving)) if moving.size else 1.0
         spread = np.where(std < 1e-6, 1.0, np.maximum(std, floor))
     states = mean.astype(np.float32), spread.astype(np.float32)
-    return Normaliser(*states, float(scale), settings.reward_shift, state_limit(settings))
+    limit, lead = state_limit(settings), settings.lead
+    return Normaliser(*states, float(scale), settings.reward_shift, limit, lead)
 
 
 def state_limit(settings: DataSettings) -> float | None:
@@ -228,14 +254,15 @@ def pack(
     count, width = len(data) if rows is None else len(rows), row_width(data)
     packed = np.empty((count, width), np.float32) if out is None else out
     for block in blocks(count, width):
-        at = block if rows is None else rows[block]
+        at = np.arange(block.start, block.stop) if rows is None else rows[block]
+        a, a_next = normaliser.actions(data, at)
         packed[block] = np.concatenate(
             [
                 normaliser.states(data.states[at]),
-                data.actions[at],
+                a,
                 normaliser.rewards(data.rewards[at])[:, None],
                 normaliser.states(data.next_states[at]),
-                data.next_actions[at],
+                a_next,
                 data.mask[at][:, None],
             ],
             axis=1,

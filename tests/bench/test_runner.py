@@ -92,6 +92,7 @@ def test_what_the_data_decides_is_the_cell_of_what_it_chose(data, monkeypatch):
     (decided,), (named,) = rows("auto").groups(), rows("icql-graph").groups()
     assert decided.key == named.key
     assert decided.algo == "icql-graph"
+    assert decided.asked[0].full_steps == named.asked[0].full_steps  # of auto itself there is none
     (both,) = rows("icql-graph", "auto").groups()
     assert [place.row for place in both.asked] == ["icql-graph", "auto"]
 
@@ -542,3 +543,4 @@ def test_rows_are_chosen_by_id_by_algorithm_or_added():
     assert [row.id for row in retrieval.chosen(("random",))] == ["random"]
     assert [row.id for row in retrieval.chosen(("icql",))] == ["random", "similar", "high-reward"]
     assert [row.id for row in retrieval.chosen(("bc", "similar"))] == ["bc", "similar"]
+    assert [row.name for row in retrieval.chosen(("rebrac", "auto"))] == ["ReBRAC", "our default"]

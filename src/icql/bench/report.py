@@ -166,6 +166,12 @@ class Table:
     cells: dict[tuple[str, str], TableCell]  # by id of the method, and task
 
     @property
+    def over(self) -> str:
+        """What means and aggregates are over, in words."""
+        count = len(self.common)
+        return f"{count} common task{'' if count == 1 else 's'}"
+
+    @property
     def sources(self) -> dict[str, str]:
         """Where the published numbers beside ours are from, and how that is cited."""
         used = dict.fromkeys(n.source for cell in self.cells.values() for n in cell.published)

@@ -161,8 +161,7 @@ def _foot(table: Table) -> str:
         mean, paper = table.mean_of(row), table.published_mean(row)
         ours.append(f"<td>{'–' if mean is None else f'{mean:.1f}'}</td>")
         theirs.append(f"<td>{'–' if paper is None else f'{paper:.1f}'}</td>")
-    count = len(table.common)
-    lines = f"<tr><th>mean of {count} common tasks</th>{''.join(ours)}</tr>"
+    lines = f"<tr><th>mean of {table.over}</th>{''.join(ours)}</tr>"
     if table.suite.paper:
         lines += f"<tr><th>the paper's, same tasks</th>{''.join(theirs)}</tr>"
     return f"<tfoot>{lines}</tfoot>"
@@ -171,7 +170,7 @@ def _foot(table: Table) -> str:
 def _aggregates(table: Table) -> str:
     if not table.iqm:
         return _improvement(table)
-    over = f"{len(table.common)} common tasks; {_sizes(table)}"
+    over = f"{table.over}; {_sizes(table)}"
     return (
         f"<h3>Over tasks</h3><p>{escape(over)} Intervals: 95 %, by a bootstrap stratified by task, "
         "which is too narrow for a handful of runs and has no width for one seed.</p>"

@@ -123,7 +123,7 @@ def _section(table: Table) -> str:
     if any(cell.published for cell in table.cells.values()):
         lines += ["", VERDICTS]
     if table.iqm:
-        over = f"Over {len(table.common)} common tasks, 95 % by a bootstrap stratified by task:"
+        over = f"Over {table.over}, 95 % by a bootstrap stratified by task:"
         lines += ["", over, "", "| method | IQM | mean | paper's mean |", "|---|---|---|---|"]
         for row, name in table.rows:
             if (one := table.iqm.get(row)) is not None:

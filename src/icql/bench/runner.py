@@ -119,7 +119,7 @@ class Request:
         )
 
     def _group(self, task: str, row: Row, plan: Plan, data_hash: str) -> CellGroup:
-        full = resolve_preset(row.algo, self.suite.preset, plan.task).run.steps
+        full = resolve_preset(plan.algo, self.suite.preset, plan.task).run.steps
         return CellGroup(
             algo=plan.algo,
             task=str(plan.task),

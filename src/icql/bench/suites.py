@@ -65,8 +65,10 @@ class Suite:
 
 
 def _added(algo: str) -> Row:
+    """The row of an algorithm that the suite does not have, called as in suites that do."""
     check_offline(algo)
-    return Row(id=algo, name=algo, algo=algo)
+    known = (row.name for suite in suites().values() for row in suite.rows if row.id == algo)
+    return Row(id=algo, name=next(known, algo), algo=algo)
 
 
 @cache

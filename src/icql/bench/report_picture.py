@@ -1,4 +1,4 @@
-"""A table as one picture (SVG) for a README: our intervals beside the published numbers."""
+"""Tables as one picture (SVG) for a README: our intervals beside the published numbers."""
 
 from __future__ import annotations
 
@@ -7,50 +7,64 @@ from html import escape
 from icql.bench.report import Report, Table, TableCell
 from icql.bench.svg import Scale, colour, ticks
 
-WIDTH, COLUMNS, ROW, HEAD, FOOT, NAME = 400, 2, 20, 26, 34, 120
+WIDTH, COLUMNS, ROW, HEAD, FOOT, NAME, TITLE = 400, 2, 20, 26, 24, 120, 48
 # a picture in a page is light or dark as its reader likes it
 STYLE = (
-    "text{font:11px system-ui,sans-serif;fill:#5d6673}.task{font-weight:600;fill:#1c1f24}"
+    "text{font:11px system-ui,sans-serif;fill:#5d6673}.task,.title{font-weight:600;fill:#1c1f24}"
+    ".title{font-size:14px}"
     ".grid{stroke:#d8dde3}.number{fill:none;stroke:#1c1f24;stroke-width:1.4}"
-    "@media (prefers-color-scheme:dark){text{fill:#9aa4b0}.task{fill:#e6e9ed}"
+    "@media (prefers-color-scheme:dark){text{fill:#9aa4b0}.task,.title{fill:#e6e9ed}"
     ".grid{stroke:#343b44}.number{stroke:#e6e9ed}}"
 )
 
 
 def picture(report: Report) -> str:
-    """The first table: a panel for each task, a row for each method."""
-    table = next((table for table in report.tables if table.scores), None)
-    panels = [] if table is None else [_panel(table, task) for task in table.tasks]
-    tall = max((height for _, height in panels), default=0)
-    lines = -(-len(panels) // COLUMNS)
-    parts = [
-        f'<g transform="translate({WIDTH * (i % COLUMNS)} {tall * (i // COLUMNS)})">{drawn}</g>'
-        for i, (drawn, _) in enumerate(panels)
-    ]
-    width, height = WIDTH * min(COLUMNS, max(1, len(panels))), tall * lines + FOOT
-    said = ["No scores yet."]
-    if table is not None:
-        said = [
-            table.caption,
+    """Every table below the other."""
+    parts, height = [], 0
+    tables = [table for table in report.tables if table.scores]
+    methods = list(dict.fromkeys(row for table in tables for row, _ in table.rows))
+    for table in tables:
+        drawn, tall = _table(table, methods)
+        parts.append(f'<g transform="translate(0 {height})">{drawn}</g>')
+        height += tall
+    width = WIDTH * COLUMNS
+    said = "No scores yet."
+    if tables:
+        said = (
             "Bars: 95 % intervals; pale: short, fewer updates than the preset's. Diamonds: the "
-            "first published number.",
-        ]
-    words = "".join(
-        f'<text x="8" y="{height - FOOT + 14 + 14 * i}">{escape(line)}</text>'
-        for i, line in enumerate(said)
-    )
+            "first published number."
+        )
+    parts.append(f'<text x="8" y="{height + 14}">{said}</text>')
+    height += FOOT
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'role="img" aria-label="Scores of every method on every task"><style>{STYLE}</style>'
-        f"{''.join(parts)}{words}</svg>\n"
+        f"{''.join(parts)}</svg>\n"
     )
 
 
-def _panel(table: Table, task: str) -> tuple[str, int]:
+def _table(table: Table, methods: list[str]) -> tuple[str, int]:
+    """One suite, a panel for each task and a row for each method, and its height.
+
+    A method has its colour by its place among `methods`, the same in every table.
+    """
+    panels = [_panel(table, task, methods) for task in table.tasks]
+    tall = max(height for _, height in panels)
+    parts = [
+        f'<text class="title" x="8" y="18">{escape(table.suite.title)}</text>',
+        f'<text x="8" y="36">{escape(table.caption)}</text>',
+    ]
+    for i, (drawn, _) in enumerate(panels):
+        x, y = WIDTH * (i % COLUMNS), TITLE + tall * (i // COLUMNS)
+        parts.append(f'<g transform="translate({x} {y})">{drawn}</g>')
+    return "".join(parts), TITLE + tall * -(-len(panels) // COLUMNS)
+
+
+def _panel(table: Table, task: str, methods: list[str]) -> tuple[str, int]:
     """One task, and its height."""
     rows = [
-        (number, name, cell)
-        for number, (row, name) in enumerate(table.rows)
+        (methods.index(row), name, cell)
+        for row, name in table.rows
         if (cell := table.cells.get((row, task))) is not None and cell.summary is not None
     ]
     reach = [x for _, _, cell in rows for x in _reach(cell)]

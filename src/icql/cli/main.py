@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
 import sys
 import traceback
 import unicodedata
@@ -14,7 +12,8 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from icql._version import __version__
-from icql.cli.saying import is_memory, remedy, speak_anyway
+from icql.cli.limited import is_watched, more_memory, watched
+from icql.cli.saying import is_debugging, is_memory, remedy, speak_anyway
 from icql.cli.stopping import asked_to_stop, stopping_on_sigterm
 from icql.errors import PartlyFailed, UserError, nearest, visible
 from icql.files import check_file, check_writable
@@ -142,6 +141,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     speak_anyway()
+    if argv is None and is_watched():  # a process of its own: else others watch over theirs
+        return watched(lambda: _run(arguments), lambda error: _say(error, arguments))
+    return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
     if arguments[:1] in (["-V"], ["--version"]):
         print(f"icql {__version__}")
         return 0
@@ -173,13 +178,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not is_memory(error):
             raise
         said = (str(error).splitlines() or [""])[0][:200] or "no more is to be had"
-        fix = remedy(errno.ENOMEM)
-        return _say(UserError(f"memory does not suffice ({said}).", fix=fix), arguments)
+        short = UserError(f"memory does not suffice ({said}).", fix=more_memory())
+        return _say(short, arguments)
 
 
 def _say(error: UserError, arguments: Sequence[str]) -> int:
     """One message, for machines too; with ICQL_DEBUG=1 after the traceback of what is handled."""
-    if os.environ.get("ICQL_DEBUG", "0") not in ("", "0"):
+    if is_debugging() and sys.exc_info()[0] is not None:
         traceback.print_exc()
     if "--json" in arguments:
         said = {"what": error.what, "where": error.where, "fix": error.fix}

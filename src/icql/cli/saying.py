@@ -37,6 +37,11 @@ def is_memory(error: Exception) -> bool:
     return any(word in str(error) for word in ("RESOURCE_EXHAUSTED", *words)[0 if xla else 1 :])
 
 
+def is_debugging() -> bool:
+    """Whether all is to be shown that may help to find a mistake in the program."""
+    return os.environ.get("ICQL_DEBUG", "0") not in ("", "0")
+
+
 def speak_anyway() -> None:
     """Let no terminal end a command: characters that it does not know are written as escapes.
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from icql._version import __version__
-from icql.cli.limited import is_watched, more_memory, watched
+from icql.cli.limited import is_watched, limits, more_memory, watched
 from icql.cli.saying import is_debugging, is_memory, remedy, speak_anyway
 from icql.cli.stopping import asked_to_stop, stopping_on_sigterm
 from icql.errors import PartlyFailed, UserError, nearest, visible
@@ -141,18 +141,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     speak_anyway()
-    if argv is None and is_watched():  # a process of its own: else others watch over theirs
-        return watched(lambda: _run(arguments), lambda error: _say(error, arguments))
-    return _run(arguments)
+    own = argv is None  # the process is ours alone: nobody else looks after its memory and signals
+    if own and is_watched():
+        return watched(lambda: _run(arguments, own), lambda error: _say(error, arguments))
+    return _run(arguments, own)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], own: bool) -> int:
     if arguments[:1] in (["-V"], ["--version"]):
         print(f"icql {__version__}")
         return 0
     try:
         _check_characters(arguments)
-        with stopping_on_sigterm():
+        with stopping_on_sigterm(own):
             result = dispatch("icql", Group("", HELP, COMMANDS), arguments or ["--help"])
         if result is not None:
             print(json.dumps(result, allow_nan=False))
@@ -174,8 +175,8 @@ def _run(arguments: list[str]) -> int:
         where = "" if error.filename is None else str(error.filename)
         reason = error.strerror or str(error) or type(error).__name__
         return _say(UserError(f"{reason}.", where=where, fix=remedy(error.errno)), arguments)
-    except (MemoryError, RuntimeError, ImportError) as error:
-        if not is_memory(error):
+    except Exception as error:
+        if not is_memory(error, bool(limits())):
             raise
         said = (str(error).splitlines() or [""])[0][:200] or "no more is to be had"
         short = UserError(f"memory does not suffice ({said}).", fix=more_memory())

@@ -8,37 +8,55 @@ comes back as another. Neither may make a command go on, or end in a traceback.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from icql.errors import Terminated
 
 AGAIN = 0.05  # seconds after which a signal is sent that was dropped
+ONCE = 0.5  # seconds within which a second Ctrl-C is the first one
 _asked: list[type[KeyboardInterrupt]] = []  # what this process was asked to end with
 
 
 @contextlib.contextmanager
-def stopping_on_sigterm() -> Iterator[None]:
-    """Raise `Terminated` once: what is being written is then tidied up without further ado."""
+def stopping_on_sigterm(own: bool = False) -> Iterator[None]:
+    """Raise `Terminated` once: what is being written is then tidied up without further ado.
+
+    With `own`, the process is the command's own: once it was asked to end, nothing that comes
+    within `ONCE` disturbs that, and what comes later ends it on the spot.
+    """
 
     def stop(*_: Any) -> None:
+        nonlocal heard
+        heard = time.monotonic()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _asked.append(Terminated)
         raise Terminated
 
     def interrupt(*_: Any) -> None:
+        nonlocal heard
+        if time.monotonic() - heard < ONCE:  # `timeout -s INT` sends it to us, and to all of us
+            return
+        heard = time.monotonic()
         _asked.append(KeyboardInterrupt)
         raise KeyboardInterrupt
 
+    def late(number: int, _: Any) -> None:
+        if time.monotonic() - heard >= ONCE:
+            os._exit(128 + number)
+
     def dropped(said: Any) -> None:
+        nonlocal heard
         if not isinstance(said.exc_value, KeyboardInterrupt):
             hook(said)
             return
-        number = signal.SIGINT
+        number, heard = signal.SIGINT, -math.inf
         if isinstance(said.exc_value, Terminated):
             number = signal.SIGTERM
             signal.signal(number, stop)
@@ -49,6 +67,7 @@ def stopping_on_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only there signals are caught
         yield
         return
+    heard = -math.inf
     _asked.clear()
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else others look after it
@@ -59,7 +78,7 @@ def stopping_on_sigterm() -> Iterator[None]:
     finally:
         sys.unraisablehook = hook
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, late if own and _asked else handler)
 
 
 def asked_to_stop() -> type[KeyboardInterrupt] | None:

@@ -57,6 +57,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         XlaRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."),
         ImportError("x.so: failed to map segment from shared object"),
         RuntimeError("can't start new thread"),
+        Exception("Could not allocate memory"),  # MuJoCo
         caused(ImportError("x did not work"), MemoryError()),
     ],
 )

@@ -89,6 +89,18 @@ def test_every_other_end_is_as_without_a_parent(work: str, code: int, words: lis
     assert said.splitlines() == words
 
 
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_tracebacks_of_threads_and_modules_are_noise_beside_a_message(debug: str) -> None:
+    threads = "thread = threading.Thread(target=lambda: 1 / 0)\nthread.start()\nthread.join()"
+    module = "sys.excepthook(KeyError, KeyError('inner'), None)"  # as PyErr_Print does
+    work = f"import threading\n{threads}\n{module}\nraise MemoryError"
+    code, _, said = ended(work, ICQL_DEBUG=debug)
+    assert code == 2
+    assert "icql: error: memory does not suffice" in said
+    assert ("ZeroDivisionError" in said) == ("inner" in said) == (debug == "1")
+    assert debug or said.count("\n") == 1
+
+
 def test_a_mistake_in_the_program_is_shown() -> None:
     code, _, said = ended("raise KeyError('a mistake')")
     assert code == 1

@@ -14,6 +14,8 @@ import errno
 import os
 import signal
 import sys
+import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,7 +132,10 @@ def _die_with(parent: int) -> None:
 
 
 def _quieten(noise: int) -> None:
-    """Send to `noise` what libraries write to standard error; Python goes on writing to it."""
+    """Send to `noise` what libraries write to standard error; Python goes on writing to it.
+
+    Tracebacks that nobody handled are noise too: threads and modules in C++ leave them behind.
+    """
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr.fileno() != 2:
             return
@@ -140,6 +145,11 @@ def _quieten(noise: int) -> None:
             own, "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace"
         )
         os.dup2(noise, 2)
+        loud = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        sys.excepthook = lambda *error: traceback.print_exception(*error, file=loud)
+        threading.excepthook = lambda said: traceback.print_exception(
+            said.exc_type, said.exc_value, said.exc_traceback, file=loud
+        )
 
 
 def _passed_on(noise: int) -> None:

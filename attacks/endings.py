@@ -192,12 +192,12 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
-def under_memory(here: Path, sizes: list[float], kind: str, only: str) -> list[list[str]]:
+def under_memory(here: Path, sizes: list[float], kind: str, only: list[str]) -> list[list[str]]:
     """A row per command: how it ended at each size."""
     option = {"address": "-v", "data": "-d"}[kind]
     table = []
     for name in commands(here, here):
-        if only not in name:
+        if not any(word in name for word in only):
             continue
         row = [name]
         for size in sizes:
@@ -220,11 +220,11 @@ def _word(code: int, said: str, wrong: list[str]) -> str:
     return "done" if code == 0 else "caught" if "ended the process" in said else "said"
 
 
-def under_signals(here: Path, times: int, seed: int, only: str) -> list[list[str]]:
+def under_signals(here: Path, times: int, seed: int, only: list[str]) -> list[list[str]]:
     """A row per command: how often it ended how, at random moments, for each signal."""
     table = []
     for name in commands(here, here):
-        if only not in name:
+        if not any(word in name for word in only):
             continue
         rng = random.Random(f"{seed} {name}")
         with place(here) as out:
@@ -269,7 +269,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=["address", "data"], default="address")
     parser.add_argument("--signals", type=int, default=0, help="attempts per command and signal")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--only", default="", help="commands whose name holds this")
+    parser.add_argument("--only", nargs="*", default=[""], help="commands whose name holds one")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="icql-endings-") as folder:
         here = Path(folder)

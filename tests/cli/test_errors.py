@@ -44,8 +44,10 @@ class XlaRuntimeError(RuntimeError):
     """As XLA's is called."""
 
 
-def caused(error: Exception, cause: Exception) -> Exception:
-    error.__cause__ = cause
+def caused(
+    error: Exception, cause: Exception | None = None, context: Exception | None = None
+) -> Exception:
+    error.__cause__, error.__context__ = cause, context
     return error
 
 
@@ -58,7 +60,8 @@ def caused(error: Exception, cause: Exception) -> Exception:
         ImportError("x.so: failed to map segment from shared object"),
         RuntimeError("can't start new thread"),
         Exception("Could not allocate memory"),  # MuJoCo
-        caused(ImportError("x did not work"), MemoryError()),
+        caused(ImportError("x did not work"), cause=MemoryError()),
+        caused(ImportError("x did not work"), context=MemoryError()),
     ],
 )
 def test_memory_that_does_not_suffice_is_one_message(

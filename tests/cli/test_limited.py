@@ -71,6 +71,14 @@ def test_a_death_is_one_message(work: str, how: str, debug: str) -> None:
     assert noise == (["terminate called"] if debug else [])
 
 
+def test_no_memory_for_a_message_is_one_message() -> None:
+    broken = "sys.modules['icql.cli.main']._say = work"
+    code, _, said = ended(f"{broken}\nraise MemoryError")
+    assert code == 2
+    assert said.startswith("icql: error: memory does not suffice. Give it more memory, or less")
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("work", "code", "words"),
     [

@@ -399,7 +399,7 @@ def test_a_server_that_drips(
         fetch(NAME)
     assert len(server.seen) == 1
     kept = cached_file(NAME).with_name(f"{NAME}.hdf5.part").stat().st_size
-    assert kept > 0
+    assert 0 < kept < 200  # it is given up while it drips
     assert fetch(NAME).read_bytes() == content
     assert server.seen[-1] == f"bytes={kept}-"
 

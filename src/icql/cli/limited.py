@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from icql.cli.saying import is_debugging, remedy
+from icql.cli.saying import is_debugging, is_memory, remedy
 from icql.errors import UserError
 from icql.files import listeners, sweep
 
@@ -30,6 +30,7 @@ if sys.platform != "win32":
 _PASSED = {"SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"}
 # how libraries end a process, and the kernel one that is too large
 _FATAL = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
+_SHORT = 112  # exit code of a child that has no memory to say so
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -101,6 +102,10 @@ def _reported(work: Callable[[], int], end: int) -> int:
         return code
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 1
+        raise
+    except BaseException as error:
+        if is_memory(error, limited=True):  # not even for a sentence
+            os._exit(_SHORT)
         raise
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -183,6 +188,8 @@ def _tidy(places: int) -> None:
 
 
 def _death(code: int) -> UserError:
+    if code == _SHORT:
+        return UserError("memory does not suffice.", fix=more_memory())
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     who = "the system" if how == "SIGKILL" else "a library"
     return UserError(

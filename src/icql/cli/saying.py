@@ -38,7 +38,8 @@ def is_memory(error: BaseException | None, limited: bool = False) -> bool:
     xla = type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError")
     words = ["failed to map segment", "allocate memory", "can't start new thread"]
     words += ["RESOURCE_EXHAUSTED"] * xla + ["while initializing the extension"] * limited
-    return any(word in str(error) for word in words) or is_memory(error.__cause__, limited)
+    before = error.__cause__ or error.__context__
+    return any(word in str(error) for word in words) or is_memory(before, limited)
 
 
 def is_debugging() -> bool:

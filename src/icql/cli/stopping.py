@@ -32,6 +32,8 @@ def stopping_on_sigterm(own: bool = False) -> Iterator[None]:
     within `ONCE` disturbs that, and what comes later ends it on the spot.
     """
 
+    heard = -math.inf  # when it was last asked to end
+
     def stop(*_: Any) -> None:
         nonlocal heard
         heard = time.monotonic()
@@ -67,7 +69,6 @@ def stopping_on_sigterm(own: bool = False) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only there signals are caught
         yield
         return
-    heard = -math.inf
     _asked.clear()
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else others look after it

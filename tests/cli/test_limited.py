@@ -130,6 +130,24 @@ def test_signals_reach_the_child_once(number: int, code: int, group: bool) -> No
     assert said == ("" if code < 0 else "icql: interrupted.\n")
 
 
+@pytest.mark.parametrize("supervise", ["0", "1"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_a_command_that_is_done_changes_nothing(number: int, supervise: str) -> None:
+    work = f"atexit.register(lambda: os.kill(os.getpid(), {int(number)}))"
+    assert ended(work, ICQL_SUPERVISE=supervise) == (0, "", "")
+
+
+def test_a_command_that_does_not_come_to_its_end_can_be_ended() -> None:
+    work = "atexit.register(lambda: print('ends', flush=True) or time.sleep(60))"
+    process = started(work, ICQL_SUPERVISE="0")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ends\n"
+    time.sleep(0.6)  # more than `ONCE`
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+
+
 def test_a_child_dies_with_its_parent() -> None:
     process = started("print(os.getpid(), flush=True)\ntime.sleep(60)")
     assert process.stdout is not None

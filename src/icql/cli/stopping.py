@@ -28,8 +28,8 @@ _asked: list[type[KeyboardInterrupt]] = []  # what this process was asked to end
 def stopping_on_sigterm(own: bool = False) -> Iterator[None]:
     """Raise `Terminated` once: what is being written is then tidied up without further ado.
 
-    With `own`, the process is the command's own: once it was asked to end, nothing that comes
-    within `ONCE` disturbs that, and what comes later ends it on the spot.
+    With `own`, the process is the command's own and ends with it: nothing that comes within `ONCE`
+    disturbs that, and what comes later ends it on the spot.
     """
 
     heard = -math.inf  # when it was last asked to end
@@ -78,8 +78,10 @@ def stopping_on_sigterm(own: bool = False) -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = hook
+        if not _asked:
+            heard = time.monotonic()
         for number, handler in before.items():
-            signal.signal(number, late if own and _asked else handler)
+            signal.signal(number, late if own else handler)
 
 
 def asked_to_stop() -> type[KeyboardInterrupt] | None:

@@ -137,6 +137,21 @@ def test_a_signal_to_a_command_that_is_done_changes_nothing(number: int, supervi
     assert ended(work, ICQL_SUPERVISE=supervise) == (0, "", "")
 
 
+@pytest.mark.parametrize("supervise", ["0", "1"])
+def test_an_interrupted_command_does_not_crash_while_it_is_taken_down(supervise: str) -> None:
+    """As XLA does, which is still computing: after all that wants to be closed is closed."""
+    down = "class Down:\n    def __del__(self, abort=os.abort): abort()\nsys.down = Down()"
+    closed = "atexit.register(print, 'closed')"
+    process = started(
+        f"{down}\n{closed}\nprint('begun', flush=True)\ntime.sleep(60)", ICQL_SUPERVISE=supervise
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    process.terminate()
+    assert process.communicate(timeout=30) == ("closed\n", "icql: interrupted.\n")
+    assert process.returncode == 143
+
+
 def test_a_command_that_does_not_come_to_its_end_can_be_ended() -> None:
     work = "atexit.register(lambda: print('ends', flush=True) or time.sleep(60))"
     process = started(work, ICQL_SUPERVISE="0")

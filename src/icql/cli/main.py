@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from icql._version import __version__
 from icql.cli.limited import is_watched, limits, more_memory, watched
 from icql.cli.saying import is_debugging, is_memory, remedy, speak_anyway
-from icql.cli.stopping import asked_to_stop, stopping_on_sigterm
+from icql.cli.stopping import asked_to_stop, last_to_leave, stopping_on_sigterm
 from icql.errors import PartlyFailed, UserError, nearest, visible
 from icql.files import check_file, check_writable
 
@@ -141,13 +141,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     speak_anyway()
-    own = argv is None  # the process is ours alone: nobody else looks after its memory and signals
-    if own and is_watched():
-        return watched(lambda: _run(arguments, own), lambda error: _say(error, arguments))
-    return _run(arguments, own)
+    if argv is not None:  # in a process of somebody else's
+        return _run(arguments)
+    if is_watched():
+        return watched(lambda: _run_alone(arguments), lambda error: _say(error, arguments))
+    return _run_alone(arguments)
 
 
-def _run(arguments: list[str], own: bool) -> int:
+def _run_alone(arguments: list[str]) -> int:
+    """Run a command that the process is there for: nobody else looks after its signals."""
+    leave = last_to_leave()
+    code = _run(arguments, own=True)
+    if asked_to_stop():
+        leave(code)
+    return code
+
+
+def _run(arguments: list[str], own: bool = False) -> int:
     if arguments[:1] in (["-V"], ["--version"]):
         print(f"icql {__version__}")
         return 0

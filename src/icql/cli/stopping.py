@@ -7,6 +7,7 @@ comes back as another. Neither may make a command go on, or end in a traceback.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import os
@@ -14,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from icql.errors import Terminated
@@ -87,3 +88,23 @@ def stopping_on_sigterm(own: bool = False) -> Iterator[None]:
 def asked_to_stop() -> type[KeyboardInterrupt] | None:
     """What the command was asked to end with, whatever an error that came since calls itself."""
     return _asked[0] if _asked else None
+
+
+def last_to_leave() -> Callable[[int], None]:
+    """Return what ends this process with an exit code, once all that wants to be closed is closed.
+
+    To be called before the libraries are imported: who asks first is asked last. XLA may still be
+    computing what an interrupted command asked for; where Python then takes everything down, that
+    crashes.
+    """
+    codes: list[int] = []
+
+    def leave() -> None:
+        if codes:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(codes[0])
+
+    atexit.register(leave)
+    return codes.append

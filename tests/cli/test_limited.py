@@ -133,7 +133,9 @@ def test_signals_reach_the_child_once(number: int, code: int, group: bool) -> No
 @pytest.mark.parametrize("supervise", ["0", "1"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_a_command_that_is_done_changes_nothing(number: int, supervise: str) -> None:
-    work = f"atexit.register(lambda: os.kill(os.getpid(), {int(number)}))"
+    kill = f"lambda *_, kill=os.kill, own=os.getpid: kill(own(), {int(number)})"
+    down = f"class Down:\n    __del__ = {kill}\nsys.down = Down()"  # when handlers are forgotten
+    work = f"atexit.register({kill})\n{down}"
     assert ended(work, ICQL_SUPERVISE=supervise) == (0, "", "")
 
 

@@ -105,6 +105,8 @@ def last_to_leave() -> Callable[[int], None]:
                 with contextlib.suppress(OSError, ValueError):
                     stream.flush()
             os._exit(codes[0])
+        for number in (signal.SIGTERM, signal.SIGINT):  # all is done; Python would forget `late`
+            signal.signal(number, signal.SIG_IGN)
 
     atexit.register(leave)
     return codes.append

@@ -60,6 +60,7 @@ def caused(
         ImportError("x.so: failed to map segment from shared object"),
         RuntimeError("can't start new thread"),
         Exception("Could not allocate memory"),  # MuJoCo
+        ImportError("Exception caught: std::bad_alloc"),  # ONNX Runtime
         caused(ImportError("x did not work"), cause=MemoryError()),
         caused(ImportError("x did not work"), context=MemoryError()),
     ],

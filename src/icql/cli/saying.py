@@ -36,7 +36,7 @@ def is_memory(error: BaseException | None, limited: bool = False) -> bool:
     if error is None or isinstance(error, MemoryError):
         return error is not None
     xla = type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError")
-    words = ["failed to map segment", "allocate memory", "can't start new thread"]
+    words = ["failed to map segment", "allocate memory", "can't start new thread", "bad_alloc"]
     words += ["RESOURCE_EXHAUSTED"] * xla + ["while initializing the extension"] * limited
     before = error.__cause__ or error.__context__
     return any(word in str(error) for word in words) or is_memory(before, limited)

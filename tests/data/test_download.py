@@ -343,7 +343,8 @@ def test_refusals_of_the_server(server: Server, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UserError, match=r"the connection failed 6 times \(HTTP Error 503"):
         fetch("walker2d-medium-v2")
     monkeypatch.setenv("ICQL_D4RL_URL", "http://127.0.0.1:1")
-    with pytest.raises(UserError, match="the connection failed 6 times"):
+    words = r"failed 6 times \(\[Errno \d+\] Connection refused\). Is there a network\?"
+    with pytest.raises(UserError, match=words):
         fetch("walker2d-medium-v2")
     monkeypatch.setenv("ICQL_D4RL_URL", "file:///etc")
     with pytest.raises(UserError, match=r"ICQL_D4RL_URL: 'file:.*' is not a web address"):

@@ -196,11 +196,12 @@ def _download(url: str, part: Path, progress: Listener | None, tell: Callable[[s
         except _Broken as error:
             failures = 0 if _size(part) > before else failures + 1
             if failures > RETRIES:
+                kept = f"{_size(part):,} bytes are kept in {part} and not fetched twice."
+                hand = f"Is there a network? {BASE_VARIABLE} names a mirror; or fetch it by hand."
                 raise UserError(
                     f"the connection failed {failures} times ({error}).",
                     where=url,
-                    fix=f"Try again: {_size(part):,} bytes are kept in {part} and not fetched "
-                    "twice.",
+                    fix=f"Try again: {kept}" if _size(part) else hand,
                 ) from error
             wait = WAIT * 2**failures if failures else 0
             if wait:
@@ -245,7 +246,8 @@ def _continue(url: str, part: Path, progress: Listener | None) -> None:
             ) from error
         raise _Broken(str(error)) from error
     except _CONNECTION as error:
-        raise _Broken(str(error) or type(error).__name__) from error
+        reason = getattr(error, "reason", error)  # less of urllib's brackets
+        raise _Broken(str(reason) or type(error).__name__) from error
 
 
 def _understand(response: Any, offset: int) -> tuple[int, int]:

@@ -156,11 +156,29 @@ def turned(*_: Any, **__: Any) -> None:
         raise ImportError("initialization failed") from error
 
 
-@pytest.mark.parametrize("work", [dropped, turned])
+class ExtensionFileLoader:
+    """As Python's, which runs the C++ of a module: what is raised there ends the process."""
+
+    def exec_module(self) -> None:
+        try:
+            asked()
+            time.sleep(0.2)
+        except KeyboardInterrupt:
+            LOST.append("the process")
+
+
+def loads(*_: Any, **__: Any) -> None:
+    ExtensionFileLoader().exec_module()
+    time.sleep(5)
+    LOST.append("the signal")
+
+
+@pytest.mark.parametrize("work", [dropped, turned, loads])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_is_neither_lost_nor_another_error(
     work: Callable[..., None], number: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
+    LOST.clear()
     monkeypatch.setattr(f"{__name__}.asked", lambda: os.kill(os.getpid(), number))
     monkeypatch.setattr("icql.cli.algos.Algos.execute", work)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored

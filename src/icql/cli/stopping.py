@@ -16,11 +16,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from icql.errors import Terminated
 
-AGAIN = 0.05  # seconds after which a signal is sent that was dropped
+AGAIN = 0.05  # seconds after which a signal is sent that was dropped, or came too early
 ONCE = 0.5  # seconds within which a second Ctrl-C is the first one
 _asked: list[type[KeyboardInterrupt]] = []  # what this process was asked to end with
 
@@ -35,15 +36,26 @@ def stopping_on_sigterm(own: bool = False) -> Iterator[None]:
 
     heard = -math.inf  # when it was last asked to end
 
-    def stop(*_: Any) -> None:
+    def again(number: int) -> None:
+        later = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
+        later.daemon = True
+        later.start()
+
+    def stop(number: int, frame: FrameType | None) -> None:
         nonlocal heard
+        if _loads_a_module(frame):
+            again(number)
+            return
         heard = time.monotonic()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _asked.append(Terminated)
         raise Terminated
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal heard
+        if _loads_a_module(frame):
+            again(number)
+            return
         if time.monotonic() - heard < ONCE:  # `timeout -s INT` sends it to us, and to all of us
             return
         heard = time.monotonic()
@@ -63,9 +75,7 @@ def stopping_on_sigterm(own: bool = False) -> Iterator[None]:
         if isinstance(said.exc_value, Terminated):
             number = signal.SIGTERM
             signal.signal(number, stop)
-        later = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
-        later.daemon = True
-        later.start()
+        again(number)
 
     if threading.current_thread() is not threading.main_thread():  # only there signals are caught
         yield
@@ -83,6 +93,16 @@ def stopping_on_sigterm(own: bool = False) -> Iterator[None]:
             heard = time.monotonic()
         for number, handler in before.items():
             signal.signal(number, late if own else handler)
+
+
+def _loads_a_module(frame: FrameType | None) -> bool:
+    """Whether a module in C++ is being loaded: some end the process where Python raises in them."""
+    while frame is not None:
+        loading = frame.f_code.co_name in ("create_module", "exec_module")
+        if loading and type(frame.f_locals.get("self")).__name__ == "ExtensionFileLoader":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def asked_to_stop() -> type[KeyboardInterrupt] | None:

@@ -34,6 +34,7 @@ ALLOWED = {
     ("data/pictures.py", "savefig"): "into memory",
     ("evaluation/env_processes.py", "fdopen"): "a pipe",
     ("cli/saying.py", "open"): "what takes all and keeps nothing",
+    ("cli/limited.py", "open"): "standard error, by its number",
 }
 
 

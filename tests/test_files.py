@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -31,10 +32,13 @@ def test_trying_a_folder_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_found_by_trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**_: Any) -> None:
-        raise OSError(28, "No space left on device")
+    class Full(io.BytesIO):
+        """Can be made, but not written to."""
 
-    monkeypatch.setattr("tempfile.TemporaryFile", full)
+        def write(self, content: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Full())
     with pytest.raises(UserError, match=r"cannot be written to \(No space left on device\)"):
         check_writable(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []

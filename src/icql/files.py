@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ OTHERS = 24 * 3600.0  # seconds after which temporaries of other machines are ta
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # said of a write, and without a name
 SMALL = 10**9  # bytes: nothing that is read whole is as large
 _swept: set[Path] = set()  # folders: once in a process is enough
+# told of a folder that temporaries are about to be made in, and of those that were made for it
+listeners: list[Callable[[Path, list[Path]], None]] = []
 
 
 @contextlib.contextmanager
@@ -146,7 +148,10 @@ def _working_in(folder: Path) -> Iterator[str]:
 
     Where folders cannot be locked (Windows, some network disks), nothing is swept.
     """
-    with _unmade(make_folder(folder)):
+    made = make_folder(folder)
+    for listener in listeners:
+        listener(folder, made)
+    with _unmade(made):
         yield from _marked(folder)
 
 
@@ -193,6 +198,17 @@ def _stale(file: int, folder: Path) -> list[Path]:
             if own or time.time() - one.stat().st_mtime > OTHERS:
                 found.append(one)
     return found
+
+
+def sweep(folder: Path) -> None:
+    """Rid a folder at once of what processes that died left in it."""
+    with contextlib.suppress(OSError):
+        file = os.open(folder, os.O_RDONLY)
+        try:
+            for one in _stale(file, folder):
+                _sweep(one)
+        finally:
+            os.close(file)
 
 
 def _lock(file: int, kind: int) -> None:

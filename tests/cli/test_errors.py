@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -43,6 +44,13 @@ class XlaRuntimeError(RuntimeError):
     """As XLA's is called."""
 
 
+def caused(
+    error: Exception, cause: Exception | None = None, context: Exception | None = None
+) -> Exception:
+    error.__cause__, error.__context__ = cause, context
+    return error
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -51,6 +59,10 @@ class XlaRuntimeError(RuntimeError):
         XlaRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."),
         ImportError("x.so: failed to map segment from shared object"),
         RuntimeError("can't start new thread"),
+        Exception("Could not allocate memory"),  # MuJoCo
+        ImportError("Exception caught: std::bad_alloc"),  # ONNX Runtime
+        caused(ImportError("x did not work"), cause=MemoryError()),
+        caused(ImportError("x did not work"), context=MemoryError()),
     ],
 )
 def test_memory_that_does_not_suffice_is_one_message(
@@ -62,6 +74,22 @@ def test_memory_that_does_not_suffice_is_one_message(
     monkeypatch.setattr("icql.cli.algos.Algos.execute", hungry)
     assert main(["algos"]) == 2
     assert capsys.readouterr().err.startswith("icql: error: memory does not suffice (")
+
+
+def test_a_module_that_does_not_come_up_lacks_memory_where_that_is_limited(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def begun(*_: Any) -> None:
+        raise ImportError("Encountered an error while initializing the extension.")
+
+    monkeypatch.setattr("icql.cli.algos.Algos.execute", begun)
+    limited = sys.modules["icql.cli.main"]  # the package has a function of that name
+    monkeypatch.setattr(limited, "limits", lambda: "ulimit -v allows 1 GB")
+    assert main(["algos"]) == 2
+    assert "memory does not suffice (Encountered" in capsys.readouterr().err
+    monkeypatch.setattr(limited, "limits", lambda: "")
+    with pytest.raises(ImportError, match="Encountered"):
+        main(["algos"])
 
 
 def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -45,6 +46,9 @@ class Server(ThreadingHTTPServer):
         self.seen: list[str | None] = []  # the Range of every request
         self.asked, self.goes_on = threading.Event(), threading.Event()
         self.goes_on.set()  # else it stops after half of a file
+        self.sends_on_to = ""  # where, instead of an answer
+        self.length: str | None = None  # what it says of its size, instead of the truth
+        self.drips = 0  # connections on which it sends a byte at a time
 
     @property
     def url(self) -> str:
@@ -60,7 +64,12 @@ class Handler(BaseHTTPRequestHandler):
         if server.errors:
             self.send_error(server.errors.pop(0))
             return
-        if self.path != PATH:
+        if server.sends_on_to and self.path == PATH:
+            self.send_response(302)
+            self.send_header("Location", server.sends_on_to)
+            self.end_headers()
+            return
+        if self.path not in (PATH, "/moved"):
             self.send_error(404)
             return
         start = 0
@@ -81,8 +90,17 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {said}-{len(server.content) - 1}/*")
         if server.marks_versions:
             self.send_header("ETag", server.version)
-        self.send_header("Content-Length", str(len(body)))
+        length = str(len(body)) if server.length is None else server.length
+        if length:
+            self.send_header("Content-Length", length)
         self.end_headers()
+        if server.drips:
+            server.drips -= 1
+            with contextlib.suppress(OSError):  # whoever asked has had enough
+                for i in range(200):
+                    self.wfile.write(body[i : i + 1])
+                    time.sleep(0.01)
+            return
         body = body[: server.break_after.pop(0)] if server.break_after else body
         half = len(body) // 2
         with contextlib.suppress(ConnectionError):  # of a process that was killed
@@ -325,12 +343,77 @@ def test_refusals_of_the_server(server: Server, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UserError, match=r"the connection failed 6 times \(HTTP Error 503"):
         fetch("walker2d-medium-v2")
     monkeypatch.setenv("ICQL_D4RL_URL", "http://127.0.0.1:1")
-    with pytest.raises(UserError, match="the connection failed 6 times"):
+    words = r"failed 6 times \(\[Errno \d+\] Connection refused\). Is there a network\?"
+    with pytest.raises(UserError, match=words):
         fetch("walker2d-medium-v2")
     monkeypatch.setenv("ICQL_D4RL_URL", "file:///etc")
     with pytest.raises(UserError, match=r"ICQL_D4RL_URL: 'file:.*' is not a web address"):
         fetch("walker2d-medium-v2")
     assert left() == WHOLE
+
+
+def test_a_server_may_send_us_on_but_not_off_the_web(server: Server, content: bytes) -> None:
+    ours, pythons = "which is not a web address", "is not allowed"
+    for place, words in (
+        ("file:///etc/passwd", pythons),
+        ("ftp://127.0.0.1/x", ours),
+        ("data:,x", pythons),
+    ):
+        server.sends_on_to = place
+        with pytest.raises(UserError, match=f"'{place}',? {words}"):
+            fetch(NAME)
+    assert len(server.seen) == 3  # asking again would not help
+    assert left() == []
+    server.sends_on_to = server.url.replace("/mirror/", "/moved")
+    assert fetch(NAME).read_bytes() == content
+
+
+def test_a_server_that_sends_us_in_a_circle(server: Server) -> None:
+    server.sends_on_to = f"{server.url}{PATH.removeprefix('/mirror/')}"
+    with pytest.raises(UserError, match="the server answers 302"):
+        fetch(NAME)
+    assert left() == []
+
+
+@pytest.mark.parametrize("digits", ["9" * 12, "9" * 5000])
+def test_a_size_that_no_dataset_has(server: Server, digits: str) -> None:
+    server.length = digits
+    with pytest.raises(UserError, match=r"the server promises (99,999,999,)?999,999,999,999 bytes"):
+        fetch(NAME)
+    assert left() == []
+
+
+def test_a_server_without_an_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.length = ""
+    monkeypatch.setattr(download, "MOST", 100_000)
+    with pytest.raises(UserError, match="the server sends more than 100,000 bytes"):
+        fetch(NAME)
+    assert left() == []
+
+
+def test_a_server_that_drips(
+    server: Server, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.drips = 1
+    monkeypatch.setattr(download, "TIMEOUT", 0.3)
+    with pytest.raises(UserError, match=r"less than 1,000 bytes a second.* bytes are kept"):
+        fetch(NAME)
+    assert len(server.seen) == 1
+    kept = cached_file(NAME).with_name(f"{NAME}.hdf5.part").stat().st_size
+    assert 0 < kept < 200  # it is given up while it drips
+    assert fetch(NAME).read_bytes() == content
+    assert server.seen[-1] == f"bytes={kept}-"
+
+
+def test_who_waits_for_a_new_attempt_is_told(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "WAIT", 0.01)
+    server.errors = [503, 503]
+    said: list[str] = []
+    fetch(NAME, tell=said.append)
+    words = "the connection failed (HTTP Error 503: Service Unavailable): once more in 0 s"
+    assert said == [words]  # a sentence is said once
 
 
 def test_a_second_fetch_at_the_same_time_spoils_nothing(server: Server, content: bytes) -> None:

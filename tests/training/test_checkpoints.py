@@ -128,6 +128,17 @@ def test_a_checkpoint_of_another_plan_is_refused(saved: Path) -> None:
     assert not isinstance(refused.value, DamagedCheckpoint)
 
 
+def test_a_plan_damaged_within_a_checkpoint_is_damage(saved: Path) -> None:
+    """Not another plan, which would end the run: the one before is taken."""
+    [notes] = [path for path in files(saved / "4") if b'"plan"' in path.read_bytes()]
+    was = notes.read_bytes()
+    notes.write_bytes(was.replace(b'"plan": "plan"', b'"plan": "plao"'))
+    assert notes.read_bytes() != was
+    step, _, said = newest(saved)
+    assert step == 2
+    assert "its seal is not what was saved" in said[0]
+
+
 def test_a_checkpoint_without_a_seal_is_taken_of_old_runs_alone(
     tmp_path: Path, monkeypatch
 ) -> None:

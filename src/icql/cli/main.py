@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
 import sys
 import traceback
 import unicodedata
@@ -14,8 +12,9 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from icql._version import __version__
-from icql.cli.saying import is_memory, remedy, speak_anyway
-from icql.cli.stopping import asked_to_stop, stopping_on_sigterm
+from icql.cli.limited import is_watched, limits, more_memory, watched
+from icql.cli.saying import is_debugging, is_memory, remedy, speak_anyway
+from icql.cli.stopping import asked_to_stop, last_to_leave, stopping_on_sigterm
 from icql.errors import PartlyFailed, UserError, nearest, visible
 from icql.files import check_file, check_writable
 
@@ -142,12 +141,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     speak_anyway()
+    if argv is not None:  # in a process of somebody else's
+        return _run(arguments)
+    if is_watched():
+        return watched(lambda: _run_alone(arguments), lambda error: _say(error, arguments))
+    return _run_alone(arguments)
+
+
+def _run_alone(arguments: list[str]) -> int:
+    """Run a command that the process is there for: nobody else looks after its signals."""
+    leave = last_to_leave()
+    code = _run(arguments, own=True)
+    if asked_to_stop():
+        leave(code)
+    return code
+
+
+def _run(arguments: list[str], own: bool = False) -> int:
     if arguments[:1] in (["-V"], ["--version"]):
         print(f"icql {__version__}")
         return 0
     try:
         _check_characters(arguments)
-        with stopping_on_sigterm():
+        with stopping_on_sigterm(own):
             result = dispatch("icql", Group("", HELP, COMMANDS), arguments or ["--help"])
         if result is not None:
             print(json.dumps(result, allow_nan=False))
@@ -169,17 +185,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = "" if error.filename is None else str(error.filename)
         reason = error.strerror or str(error) or type(error).__name__
         return _say(UserError(f"{reason}.", where=where, fix=remedy(error.errno)), arguments)
-    except (MemoryError, RuntimeError, ImportError) as error:
-        if not is_memory(error):
+    except Exception as error:
+        if not is_memory(error, bool(limits())):
             raise
         said = (str(error).splitlines() or [""])[0][:200] or "no more is to be had"
-        fix = remedy(errno.ENOMEM)
-        return _say(UserError(f"memory does not suffice ({said}).", fix=fix), arguments)
+        short = UserError(f"memory does not suffice ({said}).", fix=more_memory())
+        return _say(short, arguments)
 
 
 def _say(error: UserError, arguments: Sequence[str]) -> int:
     """One message, for machines too; with ICQL_DEBUG=1 after the traceback of what is handled."""
-    if os.environ.get("ICQL_DEBUG", "0") not in ("", "0"):
+    if is_debugging() and sys.exc_info()[0] is not None:
         traceback.print_exc()
     if "--json" in arguments:
         said = {"what": error.what, "where": error.where, "fix": error.fix}

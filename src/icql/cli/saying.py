@@ -28,13 +28,23 @@ def remedy(number: int | None) -> str:
     return REMEDIES.get(number or 0, DEBUG)
 
 
-def is_memory(error: Exception) -> bool:
-    """Whether memory did not suffice, as XLA, the loader of modules and threads say it too."""
-    if isinstance(error, MemoryError):
-        return True
+def is_memory(error: BaseException | None, limited: bool = False) -> bool:
+    """Whether memory did not suffice, as XLA, the loader of modules and threads say it too.
+
+    Where it is `limited`, a module in C++ that did not come up is one that got none.
+    """
+    if error is None or isinstance(error, MemoryError):
+        return error is not None
     xla = type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError")
-    words = ("failed to map segment", "annot allocate memory", "can't start new thread")
-    return any(word in str(error) for word in ("RESOURCE_EXHAUSTED", *words)[0 if xla else 1 :])
+    words = ["failed to map segment", "allocate memory", "can't start new thread", "bad_alloc"]
+    words += ["RESOURCE_EXHAUSTED"] * xla + ["while initializing the extension"] * limited
+    before = error.__cause__ or error.__context__
+    return any(word in str(error) for word in words) or is_memory(before, limited)
+
+
+def is_debugging() -> bool:
+    """Whether all is to be shown that may help to find a mistake in the program."""
+    return os.environ.get("ICQL_DEBUG", "0") not in ("", "0")
 
 
 def speak_anyway() -> None:

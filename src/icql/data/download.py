@@ -18,7 +18,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from icql.data.tasks import get_task, is_task, list_tasks
 from icql.errors import UserError, nearest
@@ -31,14 +31,38 @@ TIMEOUT = 60.0  # seconds without a byte
 RETRIES = 5  # broken connections in a row that bring nothing
 WAIT = 1.0  # seconds before the first new attempt; doubled with each
 CHUNK = 2**18
+SLOWEST = 1000  # bytes a second, over TIMEOUT: less would take days
+MOST = 50 * 10**9  # bytes: no dataset of D4RL is nearly as large
 
+_WEB = ("http://", "https://")
 _MAGIC = b"\x89HDF\r\n\x1a\n"
+_ODD = f"A proxy may have answered instead, or {BASE_VARIABLE} is wrong."
 _CONNECTION = (URLError, HTTPException, ssl.SSLError, ConnectionError, TimeoutError)
 Listener = Callable[[int, int], None]  # bytes done, bytes in all (0 where the server is silent)
 
 
 class _Broken(Exception):
     """The connection failed in a way that another attempt may mend."""
+
+
+class _Redirects(HTTPRedirectHandler):
+    """To other places on the web alone; Python's would also follow to FTP."""
+
+    def redirect_request(
+        self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Request | None:
+        """The request to the new place."""
+        if not newurl.startswith(_WEB):
+            raise UserError(
+                f"the server sends us on to {newurl[:200]!r}, which is not a web address.",
+                where=req.full_url,
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def urlopen(request: Request, timeout: float) -> Any:
+    """Ask a server; as Python's, with our rules."""
+    return build_opener(_Redirects).open(request, timeout=timeout)
 
 
 def datasets_dir() -> Path:
@@ -78,7 +102,8 @@ def fetch(
             first download is recorded and later copies are held against that record.
         force: fetch it even if it is there.
         progress: called with the bytes done and in all.
-        tell: called with a sentence when another process fetches it and is waited for.
+        tell: called with a sentence when it has to wait, for another process that fetches it or
+            before a new attempt.
 
     Raises:
         UserError: an unknown name, no such file on the server, no connection after several
@@ -98,13 +123,19 @@ def fetch(
     with queued(path.with_name(f".{path.name}.lock"), wait):
         if path.is_file() and not force and _intact(path, sha256):  # by who was first
             return path
-        return _fetched(url, path, sha256, progress)
+        return _fetched(url, path, sha256, progress, said)
 
 
-def _fetched(url: str, path: Path, sha256: str | None, progress: Listener | None) -> Path:
+def _fetched(
+    url: str,
+    path: Path,
+    sha256: str | None,
+    progress: Listener | None,
+    tell: Callable[[str], None],
+) -> Path:
     """Fetch a file to `path`; as `fetch`."""
     part = path.with_name(f"{path.name}.part")
-    _download(url, part, progress)
+    _download(url, part, progress, tell)
     digest = file_hash(part)
     if sha256 is not None and digest != sha256.lower():
         _discard(part)
@@ -119,7 +150,7 @@ def _fetched(url: str, path: Path, sha256: str | None, progress: Listener | None
             raise UserError(
                 "the server sent something that is not an HDF5 file.",
                 where=url,
-                fix=f"A proxy may have answered instead, or {BASE_VARIABLE} is wrong.",
+                fix=_ODD,
             )
     write_json(_record(path), {"url": url, "bytes": part.stat().st_size, "sha256": digest})
     move(part, path)
@@ -154,7 +185,7 @@ def _intact(path: Path, sha256: str | None) -> bool:
     return digest == (sha256.lower() if sha256 else recorded)
 
 
-def _download(url: str, part: Path, progress: Listener | None) -> None:
+def _download(url: str, part: Path, progress: Listener | None, tell: Callable[[str], None]) -> None:
     """Bring `part` to its full size, over as many connections as it takes."""
     failures = 0
     while True:
@@ -165,20 +196,24 @@ def _download(url: str, part: Path, progress: Listener | None) -> None:
         except _Broken as error:
             failures = 0 if _size(part) > before else failures + 1
             if failures > RETRIES:
+                kept = f"{_size(part):,} bytes are kept in {part} and not fetched twice."
+                hand = f"Is there a network? {BASE_VARIABLE} names a mirror; or fetch it by hand."
                 raise UserError(
                     f"the connection failed {failures} times ({error}).",
                     where=url,
-                    fix=f"Try again: {_size(part):,} bytes are kept in {part} and not fetched "
-                    "twice.",
+                    fix=f"Try again: {kept}" if _size(part) else hand,
                 ) from error
-            time.sleep(WAIT * 2**failures if failures else 0)
+            wait = WAIT * 2**failures if failures else 0
+            if wait:
+                tell(f"the connection failed ({error}): once more in {wait:.0f} s")
+            time.sleep(wait)
 
 
 def _continue(url: str, part: Path, progress: Listener | None) -> None:
     """One connection: append what is missing to `part`, or start anew if the server insists."""
     known = _read_json(_record(part))
     offset = _size(part) if known.get("url") == url and known.get("version") else 0
-    if not url.startswith(("http://", "https://")):
+    if not url.startswith(_WEB):
         raise UserError(f"{url!r} is not a web address.", where=BASE_VARIABLE)
     headers = {"Accept-Encoding": "identity", "User-Agent": "icql"}
     if offset:
@@ -211,16 +246,20 @@ def _continue(url: str, part: Path, progress: Listener | None) -> None:
             ) from error
         raise _Broken(str(error)) from error
     except _CONNECTION as error:
-        raise _Broken(str(error) or type(error).__name__) from error
+        reason = getattr(error, "reason", error)  # less of urllib's brackets
+        raise _Broken(str(reason) or type(error).__name__) from error
 
 
 def _understand(response: Any, offset: int) -> tuple[int, int]:
     """From which byte on the server sends the file, and its size in all (0: unknown)."""
     stated = response.headers.get("Content-Length", "")
-    length = int(stated) if stated.isdecimal() else 0
+    # more digits than any size has: not read, Python refuses thousands
+    length = int(stated[:20]) if stated.isdecimal() else 0
+    if length > MOST:
+        raise UserError(f"the server promises {length:,} bytes.", where=response.url, fix=_ODD)
     if response.status != 206:
         return 0, length
-    start = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    start = re.match(r"bytes (\d{1,20})-", response.headers.get("Content-Range", ""))
     if start is None or int(start[1]) != offset:
         raise _Broken("the server sent another part of the file than asked for")
     return offset, offset + length if length else 0
@@ -235,12 +274,26 @@ def _version(response: Any) -> str | None:
 
 
 def _append(response: Any, part: Path, done: int, total: int, progress: Listener | None) -> None:
+    first, begin = done, time.monotonic()
     with part.open("ab") as file:
-        while chunk := response.read(CHUNK):
+        while chunk := response.read1(CHUNK):  # whatever came: a broken connection loses nothing
             file.write(chunk)
             done += len(chunk)
             if progress is not None:
                 progress(done, total)
+            if (seconds := time.monotonic() - begin) > TIMEOUT:
+                if done - first < SLOWEST * seconds:
+                    raise UserError(
+                        f"the server sends less than {SLOWEST:,} bytes a second.",
+                        where=response.url,
+                        fix=f"Try again later: {done:,} bytes are kept and not fetched twice.",
+                    )
+                first, begin = done, time.monotonic()
+            if done > MOST:  # it had not said how much it would be
+                break
+    if done > MOST:
+        _discard(part)
+        raise UserError(f"the server sends more than {MOST:,} bytes.", where=response.url, fix=_ODD)
     if total and done < total:
         raise _Broken(f"it ended after {done:,} of {total:,} bytes")
     if _size(part) != done:  # somebody else wrote to it as well

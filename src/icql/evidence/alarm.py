@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.evidence.sensors import Sensors, fit_sensors
+from icql.evidence.watch import Limits, Watched, shared_limits
 from icql.files import default_cache_dir
 from icql.pages import note
 from icql.retrieval import ContextSettings, Retriever, Space, find_space
@@ -80,15 +81,30 @@ class Alarm:
     def stuck(self, states: ArrayLike) -> NDArray[np.bool_]:
         """Which sensors are stuck at each of an episode's states so far (T, obs), in order.
 
-        Those that have stood still for longer than in the log, or while what moves with them did:
-        what no single state can show (`icql.evidence.sensors`). The first call takes longer.
+        Those that have stood still for longer than in the log, or after a leap, or while what moves
+        with them did: what no single state can show (`icql.evidence.sensors`). In at most `rate` of
+        new episodes any is called; of few episodes `alarm.sensors.rate` says what is promised. The
+        first call takes longer.
         """
         return self.sensors(states)
 
+    def watch(self, states: ArrayLike) -> Watched:
+        """Whether it rings at each of an episode's states so far (T, obs), in order.
+
+        Where nothing like a state was logged or a sensor is stuck, at about `rate` of the states of
+        new episodes in all: so each alone rings later than by itself. The first call takes longer.
+        """
+        return self.shared(self(states).distance, self.sensors, states)
+
     @cached_property
     def sensors(self) -> Sensors:
-        """What `stuck` asks; found when it is first asked."""
+        """What `stuck` and `watch` ask; found when first asked."""
         return fit_sensors(self.log, rate=self.rate)
+
+    @cached_property
+    def shared(self) -> Limits:
+        """What `watch` rings above."""
+        return shared_limits(self.scored, self.scores, self.sensors, self.rate)
 
     def logged(
         self, states: NDArray[np.floating], rows: NDArray[np.integer]

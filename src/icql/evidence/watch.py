@@ -1,0 +1,58 @@
+"""The alarm of an episode so far: states far from all logged ones, and sensors that are stuck.
+
+Both share one stated rate, of states: each sign gets the same part of it, the largest for which
+together they ring at no more of the logged states, each compared with other episodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from icql.evidence.habits import usual
+from icql.evidence.sensors import Sensors
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Whether the alarm rings at each of an episode's T states so far, and why."""
+
+    far: NDArray[np.bool_]  # (T,) nothing like this state was logged
+    stuck: NDArray[np.bool_]  # (T, obs) sensors that do not do as they did in the log
+
+    @property
+    def rings(self) -> NDArray[np.bool_]:
+        """(T,) either."""
+        return self.far | self.stuck.any(axis=1)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Above which each of the two rings."""
+
+    distance: float
+    less_strange: float  # logged states than a column is
+
+    def __call__(self, distance: NDArray[np.float64], sensors: Sensors, states: ArrayLike) -> Watched:
+        """Of an episode's states (T, obs) so far, and how far each is from the nearest logged."""
+        stuck = sensors.less_strange(sensors.strange(states)) > self.less_strange
+        return Watched(distance > self.distance, stuck)
+
+
+def shared_limits(
+    scored: NDArray[np.integer], distance: NDArray[np.float64], sensors: Sensors, rate: float
+) -> Limits:
+    """Limits that a share of `rate` of states exceeds, of one or of both.
+
+    `distance` (n,) is that of logged states, with their rows ascending; those of them count that
+    the sensors know too.
+    """
+    rows = np.concatenate([part.rows for part in sensors.parts])
+    strange = np.concatenate([part.strange for part in sensors.parts])
+    place = np.minimum(np.searchsorted(scored, rows), len(scored) - 1)
+    known = scored[place] == rows
+    less = sensors.less_strange([strange[known]] * len(sensors.parts))
+    found = usual(np.stack([distance[place[known]], less], axis=1), rate)
+    return Limits(float(found[0]), float(found[1]))

@@ -94,7 +94,17 @@ class Alarm:
         Where nothing like a state was logged or a sensor is stuck, at about `rate` of the states of
         new episodes in all: so each alone rings later than by itself. The first call takes longer.
         """
-        return self.shared(self(states).distance, self.sensors, states)
+        far = self.shared.far(self(states).distance)
+        return Watched(far, self.shared.stuck(self.sensors, self.sensors.strange(states)))
+
+    @cached_property
+    def worst(self) -> float:
+        """The share of false alarms that holds whatever the episodes are like.
+
+        About `rate` is what logs like most give. But if every episode lies apart from all others,
+        a new one rings throughout where it is the farthest, which one in N + 1 is.
+        """
+        return min(1.0, self.rate + 1 / (len(np.unique(self.log.episode)) + 1))
 
     @cached_property
     def sensors(self) -> Sensors:
@@ -157,7 +167,12 @@ def fit_alarm(
     retriever = _retriever(data, kept, found, context)
     scored = some_rows(len(data), SCORED, SEED)
     of_scored = _scores(data, kept, retriever, scored)
-    scores = np.sort(of_scored)
+    limit = limit_of(of_scored, rate)
+    return Alarm(retriever, limit, rate, kept, scored, of_scored, data)
+
+
+def limit_of(scores: NDArray[np.float64], rate: float) -> float:
+    """The limit that a share of `rate` of new states exceeds, whose scores are like these (n,)."""
     place = math.ceil((len(scores) + 1) * (1 - rate))  # conformal: the new state is one more
     if place > len(scores):
         raise UserError(
@@ -165,7 +180,7 @@ def fit_alarm(
             where="rate",
             fix=f"Ask for at least {1 / (len(scores) + 1):.2g}.",
         )
-    return Alarm(retriever, float(scores[place - 1]), rate, kept, scored, of_scored, data)
+    return float(np.sort(scores)[place - 1])
 
 
 def _scores(

@@ -14,12 +14,14 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from icql.evidence.movement import Movement, fit_movement
 from icql.evidence.stillness import FOREVER, Courses, States, courses
 from icql.retrieval.metric import Rows, divided, medians_and_spreads
 
 ASKED = 80_000  # states at most at which episodes are looked at
+BEYOND = 0.05  # of episodes at most: a single odd one of hundreds does not say what is usual
 STATES = 5.0  # added to all counts, else standing still for two were twice for one …
 SPREADS = 0.2  # … and to all spreads, else any were infinitely more than none
 
@@ -29,14 +31,18 @@ class Habits:
     """The usual size of every sign."""
 
     spread: Rows  # (obs,)
+    ends: tuple[States, States]  # (obs,) the least and the largest value
     still: Rows  # (obs,) states in a row that are equal; infinite: it rests for whole episodes
+    still_at_end: Rows  # (obs,) the same at an end of its scale, where numbers are cut off
     leap: Rows  # (obs,) spreads
     missed: Rows  # (obs,) spreads
     movement: Movement | None  # None: logged episodes are too short to tell
 
     def strange(self, course: Courses) -> Rows:
         """How strange each column is at every state (T, obs)."""
-        found = (course.run + STATES) / (self.still + STATES)
+        at_end = _at_end(course.states, self.ends)
+        still = np.where(at_end, self.still_at_end, self.still)
+        found = (course.run + STATES) / (still + STATES)
         leap = divided(course.leap, self.spread)
         np.maximum(found, _times(leap, self.leap), out=found)
         if self.movement is not None:
@@ -45,16 +51,21 @@ class Habits:
         return found
 
 
+def _at_end(states: States, ends: tuple[States, States]) -> NDArray[np.bool_]:
+    """Where columns (T, obs) are at an end of their scale."""
+    return (states <= ends[0]) | (states >= ends[1])
+
+
 def _times(sign: Rows, usual: Rows) -> Rows:
     """How often the usual size a sign in spreads (T, obs) is."""
     return np.where(sign > 0, (sign + SPREADS) / (usual + SPREADS), 0)
 
 
-def fit_habits(episodes: Sequence[States], rate: float) -> Habits:
+def fit_habits(episodes: Sequence[States]) -> Habits:
     """The habits of episodes, each the states (T, obs) of one, in order.
 
     Of every sign the usual size is the k-th largest of an episode's, k as large as it can be while
-    at most a share of `rate` of the episodes go beyond any.
+    at most a share of `BEYOND` of the episodes go beyond any.
     """
     states = np.concatenate(episodes)
     _, spread = medians_and_spreads(states)
@@ -65,9 +76,13 @@ def fit_habits(episodes: Sequence[States], rate: float) -> Habits:
     if movement is not None:
         own = np.repeat(np.arange(len(course.starts) - 1), np.diff(course.starts))
         missed = course.largest(movement.missed(course.states, course.run, own))
-    found = np.split(usual(np.concatenate([course.longest(), leap, missed], axis=1), rate), 3)
-    still = np.where(found[0] >= FOREVER, np.inf, found[0])
-    return Habits(spread, still, found[1], found[2], movement)
+    ends = states.min(axis=0), states.max(axis=0)
+    at_end = _at_end(course.states, ends)
+    signs = [course.longest(~at_end), course.longest(at_end), leap, missed]
+    found = usual(np.concatenate(signs, axis=1), BEYOND)
+    found = np.where(found >= FOREVER, np.inf, found)
+    still, still_at_end, leap, missed = np.split(found, len(signs))
+    return Habits(spread, ends, still, still_at_end, leap, missed, movement)
 
 
 def within(episodes: Sequence[Sized], states: int) -> int:

@@ -15,7 +15,7 @@ for twice the rate only (Barber et al. 2021), and tested to hold as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,7 +47,12 @@ class Sensors:
     """What columns do by themselves, and how strange episodes are."""
 
     parts: tuple[Part, ...]
-    rate: float  # of new episodes in which any column is called stuck, at most
+    rate: float = 1.0  # of new episodes in which any column is called stuck, at most
+
+    def at(self, rate: float) -> Sensors:
+        """The same at another rate, or at the least that so many episodes can promise."""
+        logged = sum(len(part.strangest) for part in self.parts)
+        return replace(self, rate=max(rate, 1 / (logged + 1)))
 
     def __call__(self, states: ArrayLike) -> NDArray[np.bool_]:
         """Which columns are stuck at each of the states (T, obs) of one episode so far, in order.
@@ -107,20 +112,16 @@ def fit_sensors(data: Transitions, *, rate: float = 0.05) -> Sensors:
     parts = []
     for i, fold in enumerate(compared):
         others = [one for other in folds[:i] + folds[i + 1 :] for one in other]
-        parts.append(_part(data, fold, others, rate))
-    logged = sum(len(part.strangest) for part in parts)
-    return Sensors(tuple(parts), max(rate, 1 / (logged + 1)))
+        parts.append(_part(data, fold, others))
+    return Sensors(tuple(parts)).at(rate)
 
 
 def _part(
-    data: Transitions,
-    rows: Sequence[NDArray[np.int64]],
-    others: Sequence[NDArray[np.int64]],
-    rate: float,
+    data: Transitions, rows: Sequence[NDArray[np.int64]], others: Sequence[NDArray[np.int64]]
 ) -> Part:
     """Episodes by their rows, as strange as they are by the habits of others."""
     states, rows = data.states, rows[: within(rows, ASKED)]
-    habits = fit_habits([np.asarray(states[one], np.float32) for one in others], rate)
+    habits = fit_habits([np.asarray(states[one], np.float32) for one in others])
     course = courses([np.asarray(states[one], np.float32) for one in rows])
     strange = habits.strange(course).max(axis=1)
     strangest = np.sort(course.largest(strange))

@@ -26,12 +26,15 @@ class Courses:
         """The largest (N, obs) of a sign (T, obs) in each episode."""
         return np.maximum.reduceat(sign, self.starts[:-1])
 
-    def longest(self) -> NDArray[np.float64]:
+    def longest(self, where: NDArray[np.bool_]) -> NDArray[np.float64]:
         """For how many states (N, obs) each column stood still at most in each episode.
 
-        Of a column that never moved nobody knows how long it would have stayed: FOREVER.
+        In states (T, obs) that count. Of a column that never moved nobody knows how long it would
+        have stayed: FOREVER.
         """
-        return np.array([longest_run(self.run[i:j]) for i, j in pairwise(self.starts)], np.float64)
+        run = np.where(where, self.run, 0)
+        found = [longest_run(run[i:j]) for i, j in pairwise(self.starts)]
+        return np.array(found, np.float64)
 
 
 def courses(episodes: Sequence[States]) -> Courses:

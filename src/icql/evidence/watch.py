@@ -6,10 +6,11 @@ together they ring at no more of the logged states, each compared with other epi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from icql.evidence.habits import usual
 from icql.evidence.sensors import Sensors
@@ -35,10 +36,15 @@ class Limits:
     distance: float
     less_strange: float  # logged states than a column is
 
-    def __call__(self, distance: NDArray[np.float64], sensors: Sensors, states: ArrayLike) -> Watched:
-        """Of an episode's states (T, obs) so far, and how far each is from the nearest logged."""
-        stuck = sensors.less_strange(sensors.strange(states)) > self.less_strange
-        return Watched(distance > self.distance, stuck)
+    def far(self, distance: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Of states (T,), by how far each is from the nearest logged one."""
+        return distance > self.distance
+
+    def stuck(
+        self, sensors: Sensors, strange: Sequence[NDArray[np.float64]]
+    ) -> NDArray[np.bool_]:
+        """Which columns (T, obs) are stranger than allowed, by every part's habits."""
+        return sensors.less_strange(strange) > self.less_strange
 
 
 def shared_limits(

@@ -31,7 +31,7 @@ class Habits:
     """The usual size of every sign."""
 
     spread: Rows  # (obs,)
-    ends: tuple[States, States]  # (obs,) the least and the largest value
+    ends: States  # (2, obs) where its scale ends; NaN: not to be seen
     still: Rows  # (obs,) states in a row that are equal; infinite: it rests for whole episodes
     still_at_end: Rows  # (obs,) the same at an end of its scale, where numbers are cut off
     leap: Rows  # (obs,) spreads
@@ -51,9 +51,20 @@ class Habits:
         return found
 
 
-def _at_end(states: States, ends: tuple[States, States]) -> NDArray[np.bool_]:
+def _ends(episodes: Sequence[States]) -> States:
+    """The least and the largest value (2, obs) of each column, where numbers are cut off.
+
+    Two episodes have the very same, which numbers that are not cut off hardly do; else NaN.
+    """
+    least, largest = (np.array([f(one, axis=0) for one in episodes]) for f in (np.min, np.max))
+    ends = np.stack([least.min(axis=0), largest.max(axis=0)])
+    shared = np.stack([(least == ends[0]).sum(axis=0), (largest == ends[1]).sum(axis=0)]) > 1
+    return np.where(shared, ends, np.nan)
+
+
+def _at_end(states: States, ends: States) -> NDArray[np.bool_]:
     """Where columns (T, obs) are at an end of their scale."""
-    return (states <= ends[0]) | (states >= ends[1])
+    return (states == ends[0]) | (states == ends[1])
 
 
 def _times(sign: Rows, usual: Rows) -> Rows:
@@ -76,7 +87,7 @@ def fit_habits(episodes: Sequence[States]) -> Habits:
     if movement is not None:
         own = np.repeat(np.arange(len(course.starts) - 1), np.diff(course.starts))
         missed = course.largest(movement.missed(course.states, course.run, own))
-    ends = states.min(axis=0), states.max(axis=0)
+    ends = _ends(episodes)
     at_end = _at_end(course.states, ends)
     signs = [course.longest(~at_end), course.longest(at_end), leap, missed]
     found = usual(np.concatenate(signs, axis=1), BEYOND)

@@ -2,19 +2,19 @@
 
     python benchmarks/stuck.py hopper.npz kitchen-complete-v0 [--rate 0.05] [--markdown]
 
-Every fifth of the episodes is held out once, the alarm fitted on the others. In some of the held-out
-episodes every column that varies is stuck in turn, in each of the ways of `WAYS`: at its first value
-for the whole episode, or from a moment in the middle third on at its last value, at zero, at its
-log's median, at its log's largest value. Counted are the states from then on at which
+Every fifth of the episodes is held out once, the alarm fitted on the others. In some of the
+held-out episodes every column that varies is stuck in turn, in each of the ways of `WAYS`: at its
+first value for the whole episode, or from a moment in the middle third on at its last value, at
+zero, at its log's median, at its log's largest value. Counted are the states from then on at which
 
     single  `alarm(states)` rings, which asks about each state by itself
     stuck   `alarm.stuck(states)` names this column, in at most `rate` of episodes wrongly
     watch   `alarm.watch(states)` rings by this column or by distance, at `rate` of states wrongly
 
 of all of them, and of the wrong ones, in which the true value is farther from the stuck one than a
-tenth of the column's spread. In the others the sensor says the truth, stuck or not: `right` is their
-share, which no method can tell but where a sensor that works would move. That other columns, which
-now contradict the stuck one, may ring too is not counted.
+tenth of the column's spread. In the others the sensor says the truth, stuck or not: `right` is
+their share, of which none can be told but where a sensor that works would move. That other columns,
+which now contradict the stuck one, may ring too is not counted.
 
 As they are, the held-out episodes give the false alarms of all three.
 """
@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 import tyro
-from alarm import some_episodes
 from numpy.typing import NDArray
 
 import icql
+from alarm import some_episodes
 from icql.data.transitions import Transitions
 from icql.evidence.alarm import Alarm, fit_alarm, limit_of
 from icql.evidence.movement import NOISE

@@ -93,6 +93,7 @@ def fit_habits(episodes: Sequence[States]) -> Habits:
     found = usual(np.concatenate(signs, axis=1), BEYOND)
     found = np.where(found >= FOREVER, np.inf, found)
     still, still_at_end, leap, missed = np.split(found, len(signs))
+    still = np.where(still > 0, still, still_at_end)  # never seen elsewhere: nothing is known
     return Habits(spread, ends, still, still_at_end, leap, missed, movement)
 
 

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from icql.evidence.habits import usual
 from icql.evidence.sensors import Sensors
+from icql.pages import note
+
+TOLD = 10  # sensors that a notebook shows
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,18 @@ class Watched:
         """(T,) either."""
         return self.far | self.stuck.any(axis=1)
 
+    def _repr_html_(self) -> str:
+        """In a notebook: how often it rings, and which sensors are stuck since when."""
+        count, ringing = len(self.far), int(self.rings.sum())
+        title = "the alarm is silent" if not ringing else f"the alarm rings at {ringing:,}"
+        lines = [f"{count:,} states in order; {int(self.far.sum()):,} are unlike all logged ones"]
+        named = np.flatnonzero(self.stuck.any(axis=0))
+        often = named[np.argsort(-self.stuck[:, named].sum(axis=0), kind="stable")][:TOLD]
+        rows = [
+            (int(i), int(self.stuck[:, i].argmax()), int(self.stuck[:, i].sum())) for i in often
+        ]
+        return note(title, lines, ("stuck sensor", "first at", "states"), rows)
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -40,9 +55,7 @@ class Limits:
         """Of states (T,), by how far each is from the nearest logged one."""
         return distance > self.distance
 
-    def stuck(
-        self, sensors: Sensors, strange: Sequence[NDArray[np.float64]]
-    ) -> NDArray[np.bool_]:
+    def stuck(self, sensors: Sensors, strange: Sequence[NDArray[np.float64]]) -> NDArray[np.bool_]:
         """Which columns (T, obs) are stranger than allowed, by every part's habits."""
         return sensors.less_strange(strange) > self.less_strange
 

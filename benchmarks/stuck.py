@@ -31,7 +31,7 @@ import tyro
 from numpy.typing import NDArray
 
 import icql
-from alarm import some_episodes
+from alarm import RATES, some_episodes
 from icql.data.transitions import Transitions
 from icql.evidence.alarm import Alarm, fit_alarm, limit_of
 from icql.evidence.movement import NOISE
@@ -47,7 +47,6 @@ WAYS: dict[str, Callable[[States, NDArray[np.float32]], float]] = {
     "median": lambda known, column: float(np.median(known)),
     "largest": lambda known, column: float(known.max()),
 }
-RATES = (0.01, 0.05, 0.1)
 SEEN = ("single", "stuck", "watch")
 
 
@@ -95,8 +94,8 @@ def of_log(log: Transitions, asked: Options) -> dict[str, Any]:
         known = np.asarray(log.states)[~out]
         new = [np.asarray(log.states)[log.episode == one] for one in held[: asked.whole]]
         for one in new:
-            for rate, found in as_they_are(alarm, one):
-                false[rate].append(found)
+            for rate, rang in as_they_are(alarm, one):
+                false[rate].append(rang)
         for i, column in enumerate(varies if asked.episodes else []):
             some = new[: asked.episodes]
             for way, found in of_column(alarm, known, some, int(column), asked, rng):
@@ -207,8 +206,8 @@ def as_markdown(told: dict[str, Any]) -> str:
         cells = (told["data"], told["episodes"], f"{100 * rate:g}", single, watch, called, promised)
         rows.append(f"| {' | '.join(map(str, cells))} |")
     for way, found in told["ways"].items():
-        cells = [f"{100 * x:.0f}" for x in found.values()]
-        rows.append(f"| {told['data']} | {way} | {' | '.join(cells)} |")
+        shown = " | ".join(f"{100 * x:.0f}" for x in found.values())
+        rows.append(f"| {told['data']} | {way} | {shown} |")
     shares = np.array(list(told["by_column"].values()))
     few = {k: round(100 * v) for k, v in told["by_column"].items() if v < 0.95}
     rows.append(f"columns at 95 %: {(shares >= 0.95).sum()} of {len(shares)}; below: {few}")

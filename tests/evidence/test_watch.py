@@ -1,4 +1,4 @@
-"""The alarm of an episode so far rings as rarely as it says, far away and at stuck sensors often."""
+"""The alarm of an episode so far rings as rarely as it says; at stuck sensors often."""
 
 from __future__ import annotations
 

@@ -5,8 +5,9 @@
 Every fifth of the episodes is held out once; the alarm is fitted on the others. Counted are the
 states at which it rings: of the held-out episodes as they are, of the same with one sensor stuck at
 a value, for every column that varies, and of the other logs, which are other tasks: states of other
-widths, which are refused as they are, without their last columns or with zeros after them. A stuck sensor gives, at every state: zero; the median of its log, which is as harmless as a
-wrong number can be; the largest value of its log; ten spreads beyond that, the end of its scale.
+widths, which are refused as they are, without their last columns or with zeros after them. A stuck
+sensor gives, at every state: zero; the median of its log, which is as harmless as a wrong number
+can be; the largest value of its log; ten spreads beyond that, the end of its scale.
 
 One state is asked at a time; what only an episode can show is measured by `benchmarks/stuck.py`.
 

@@ -12,7 +12,7 @@ from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
 from icql.evidence.habits import fit_habits, usual
 from icql.evidence.movement import NOISE, SPAN, fit_movement, since
-from icql.evidence.sensors import MANY, fit_sensors
+from icql.evidence.sensors import MANY, Part, Sensors, fit_sensors
 from icql.evidence.stillness import FOREVER, courses, leaps, longest_run, runs
 
 STEPS = 80  # of an episode with a door
@@ -96,7 +96,7 @@ def test_a_leap_counts_from_the_second_state_until_the_column_moves():
 
 def test_episodes_do_not_run_into_each_other():
     one = np.float32([[0], [3], [3]])
-    course = courses([one, one[1:], one])
+    course = courses([one, one[1:] + 4, one])
     assert course.starts.tolist() == [0, 3, 5, 8]
     assert course.run[:, 0].tolist() == [1, 1, 2, 1, 2, 1, 1, 2]
     assert course.leap[:, 0].tolist() == [0, 0, 3, 0, 0, 0, 0, 3]
@@ -117,6 +117,17 @@ def test_usual_sizes_are_exceeded_as_rarely_as_stated(rate):
     # were each of the twelve given its part of the rate, less than half of this would be used
     assert np.mean(alone) > rate / 2
     assert usual(np.array([[1.0, 0, 5], [2, 0, 5], [0, 0, 5]]), rate).tolist() == [2, 0, 5]
+
+
+def test_what_is_called_is_stranger_than_all_but_the_stated_share():
+    none = np.empty(0)
+    part = Part(None, np.arange(1.0, 20), none, none, none)
+    sensors = Sensors((part,)).at(0.05)  # the strangest of twenty, itself among them
+    assert sensors.rate == 0.05
+    assert sensors.called([np.array([19, 19.5])]).tolist() == [False, True]
+    assert sensors.at(0.1).called([np.array([18, 18.5])]).tolist() == [False, True]
+    two = Sensors((part, replace(part, strangest=np.array([30.0])))).at(0.05)
+    assert two.called([np.array([19.5, 19.5]), np.array([29, 31])]).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("episodes", [12, 25])

@@ -10,6 +10,7 @@ here but on episodes that none of this was found on (`sensors`).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
@@ -110,7 +111,10 @@ def usual(signs: Rows, rate: float) -> Rows:
     too small for the rate, the largest.
     """
     count, ordered = len(signs), -np.sort(-signs, axis=0)
-    k = 1
-    while k < count and (signs > ordered[k]).any(axis=1).sum() + 1 <= rate * (count + 1):
-        k += 1
-    return ordered[k - 1]
+
+    def beyond(k: int) -> int:
+        """How many rows are, if the k-th largest is the size; more, the larger k."""
+        return int((signs > ordered[k - 1]).any(axis=1).sum())
+
+    k = bisect_right(range(2, count + 1), rate * (count + 1) - 1, key=beyond)
+    return ordered[k]

@@ -93,9 +93,8 @@ def of_log(log: Transitions, asked: Options) -> dict[str, Any]:
         alarm = fit_alarm(log.subset(~out), rate=asked.rate)
         known = np.asarray(log.states)[~out]
         new = [np.asarray(log.states)[log.episode == one] for one in held[: asked.whole]]
-        for one in new:
-            for rate, rang in as_they_are(alarm, one):
-                false[rate].append(rang)
+        for rate in RATES:
+            false[rate] += as_they_are(alarm, new, rate)
         for i, column in enumerate(varies if asked.episodes else []):
             some = new[: asked.episodes]
             for way, found in of_column(alarm, known, some, int(column), asked, rng):
@@ -112,18 +111,16 @@ def of_log(log: Transitions, asked: Options) -> dict[str, Any]:
 False_ = tuple[int, int, int, int, float]  # states, rings of single and watch, called, promised
 
 
-def as_they_are(alarm: Alarm, states: States) -> Iterator[tuple[float, False_]]:
-    """At every rate, where the alarm rings in an episode in which nothing is stuck."""
-    distance = alarm(states).distance
-    strange = alarm.sensors.strange(states)
-    for rate in RATES:
-        sensors = alarm.sensors.at(rate)
-        single = distance > limit_of(alarm.scores, rate)
-        limits = shared_limits(alarm.scored, alarm.scores, sensors, rate)
+def as_they_are(alarm: Alarm, episodes: list[States], rate: float) -> Iterator[False_]:
+    """Where the alarm rings at a rate in episodes in which nothing is stuck."""
+    sensors = alarm.sensors.at(rate)
+    limit = limit_of(alarm.scores, rate)
+    limits = shared_limits(alarm.scored, alarm.scores, alarm.log.episode, sensors, rate)
+    for states in episodes:
+        distance, strange = alarm(states).distance, sensors.strange(states)
         watch = limits.far(distance) | limits.stuck(sensors, strange).any(axis=1)
-        called = sensors.called(strange).any()
-        found = len(states), int(single.sum()), int(watch.sum()), int(called), sensors.rate
-        yield rate, found
+        single, called = distance > limit, sensors.called(strange).any()
+        yield len(states), int(single.sum()), int(watch.sum()), int(called), sensors.rate
 
 
 def of_false(found: list[False_]) -> dict[str, float]:

@@ -85,3 +85,16 @@ def test_in_a_notebook():
     assert shown(text).cells == ["stuck sensor", "first at", "states", "2", "5", "3"]
     assert "rings at 4" in text
     assert "silent" in Watched(np.zeros(8, bool), np.zeros((8, 3), bool))._repr_html_()
+
+
+def test_of_few_episodes_bundles_are_reckoned_with():
+    """Episodes ring as a whole or not at all: of 12, a new one does more often than they did."""
+    rng, rang = np.random.default_rng(1), []
+    for seed in range(50):
+        log, new = walks(12, seed), walks(8, 500 + seed).states
+        apart = log.states.std() * np.float32(rng.exponential(size=(20, 1)) ** 3 * 1e3)
+        log = replace(log, states=log.states + np.repeat(apart[:12], LENGTH, axis=0))
+        alarm = fit_alarm(log, rate=0.1)
+        new = (new + np.repeat(apart[12:], LENGTH, axis=0)).reshape(8, LENGTH, WIDTH)
+        rang.append(np.mean([alarm.watch(one).rings for one in new]))
+    assert abs(np.mean(rang) - 0.1) < 0.04

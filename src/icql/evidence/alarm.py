@@ -114,7 +114,7 @@ class Alarm:
     @cached_property
     def shared(self) -> Limits:
         """What `watch` rings above."""
-        return shared_limits(self.scored, self.scores, self.sensors, self.rate)
+        return shared_limits(self.scored, self.scores, self.log.episode, self.sensors, self.rate)
 
     def logged(
         self, states: NDArray[np.floating], rows: NDArray[np.integer]

@@ -1,7 +1,8 @@
 """The alarm of an episode so far: states far from all logged ones, and sensors that are stuck.
 
 Both share one stated rate, of states: each sign gets the same part of it, the largest for which
-together they ring at no more of the logged states, each compared with other episodes.
+together they ring at no more of the logged states, each compared with other episodes. Of few
+episodes it is a smaller part: limits are then tried on episodes that they were not found on.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.evidence.habits import usual
-from icql.evidence.sensors import Sensors
+from icql.evidence.sensors import MANY, Sensors
 from icql.pages import note
 
 TOLD = 10  # sensors that a notebook shows
+GROUPS = 25  # of episodes, each of which is left out once
+STEPS = 20  # levels that are tried
 
 
 @dataclass(frozen=True)
@@ -61,17 +64,44 @@ class Limits:
 
 
 def shared_limits(
-    scored: NDArray[np.integer], distance: NDArray[np.float64], sensors: Sensors, rate: float
+    scored: NDArray[np.integer],
+    distance: NDArray[np.float64],
+    episode: NDArray[np.integer],
+    sensors: Sensors,
+    rate: float,
 ) -> Limits:
     """Limits that a share of `rate` of states exceeds, of one or of both.
 
     `distance` (n,) is that of logged states, with their rows ascending; those of them count that
-    the sensors know too.
+    the sensors know too. `episode` is that of every row of the log.
     """
     rows = np.concatenate([part.rows for part in sensors.parts])
     strange = np.concatenate([part.strange for part in sensors.parts])
     place = np.minimum(np.searchsorted(scored, rows), len(scored) - 1)
     known = scored[place] == rows
     less = sensors.less_strange([strange[known]] * len(sensors.parts))
-    found = usual(np.stack([distance[place[known]], less], axis=1), rate)
+    signs = np.stack([distance[place[known]], less], axis=1)
+    found = usual(signs, _level(signs, np.asarray(episode)[rows[known]], rate))
     return Limits(float(found[0]), float(found[1]))
+
+
+def _level(signs: NDArray[np.float64], episode: NDArray[np.integer], rate: float) -> float:
+    """What to ask for, so that new episodes exceed the limits at a share of `rate` of states.
+
+    A stuck sensor is so for the rest of an episode, so states ring in bundles, and of N episodes
+    with a bundle in every tenth a new one has it in more: up to one in N + 1 more. So the limits of
+    the other episodes are tried on each, or on a group of them.
+    """
+    names, group = np.unique(episode, return_inverse=True)
+    if len(names) >= MANY:
+        return rate
+    group %= GROUPS
+    level = rate
+    for level in rate * np.arange(STEPS, 0, -1) / STEPS:
+        beyond = 0
+        for one in np.unique(group):
+            limits = usual(signs[group != one], level)
+            beyond += int((signs[group == one] > limits).any(axis=1).sum())
+        if beyond <= rate * len(signs):
+            break
+    return float(level)

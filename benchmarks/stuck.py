@@ -103,7 +103,7 @@ def of_log(log: Transitions, asked: Options) -> dict[str, Any]:
         "episodes": len(episodes),
         "columns": len(varies),
         "false": {rate: of_false(found) for rate, found in false.items()},
-        "ways": {way: of_way(counts[:, j]) for j, way in enumerate(WAYS)},
+        "ways": {way: of_way(counts[:, j]) for j, way in enumerate(WAYS) if asked.episodes},
         "by_column": by_column(counts.sum(axis=1), varies),
     }
 

@@ -164,6 +164,17 @@ def test_a_file_that_differs_is_not_written(run, tmp_path, capsys, monkeypatch):
     assert "in an alarm" in refused(capsys, path, str(run))
 
 
+def test_too_few_episodes_for_a_rate_are_said(run, tmp_path, capsys):
+    for rate, few in (("0.05", True), ("0.4", False)):
+        path = tmp_path / f"{rate}.onnx"
+        assert main(["export", str(run), str(path), "--rate", rate]) == 0
+        said = capsys.readouterr().out
+        assert ("so few episodes can promise no such rate" in said) == few
+        alarm = icql.load_policy(run).export(path, rate=float(rate), seed=0)["alarm"]
+        assert alarm["rate"] < alarm["worst"] < 1
+        assert "if no logged episode is like another" in path.with_suffix(".md").read_text()
+
+
 def test_without_the_data_there_is_no_alarm(run, tmp_path, capsys):
     copy = shutil.copytree(run, tmp_path / "run")
     asked = json.loads((copy / "run.json").read_text())

@@ -101,8 +101,14 @@ def test_a_name_that_leads_here_is_refused(site):
     assert code == 421
 
 
+def test_a_page_of_another_site_is_refused_even_with_the_token(site):
+    code, said, headers = site.ask("GET", f"/{site.token}/", Origin="https://evil.example")
+    assert (code, json.loads(said)) == (403, {"error": "not for pages of other sites."})
+    assert "Access-Control-Allow-Origin" not in headers
+
+
 def test_headers_forbid_frames_foreign_scripts_and_sniffing(site):
-    code, page, headers = site.ask("GET", f"/{site.token}/", Origin="https://evil.example")
+    code, page, headers = site.ask("GET", f"/{site.token}/")
     assert code == 200
     policy = headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'; style-src 'sha256-")

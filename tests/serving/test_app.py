@@ -31,7 +31,11 @@ class Broken(Fake):
 
 
 def ask(
-    policy: Any, served: Served, *pieces: bytes | None, fails: type[Exception] | None = None
+    policy: Any,
+    served: Served,
+    *pieces: bytes | None,
+    fails: type[Exception] | None = None,
+    origin: bytes | None = None,
 ) -> tuple[int, dict[str, str], Any]:
     """POST a body in pieces; None: the client goes away, and after the last piece it waits."""
     left, sent = list(pieces), []
@@ -48,6 +52,7 @@ def ask(
         sent.append(message)
 
     headers = [(b"host", b"localhost:8000"), (b"content-type", b"application/json")]
+    headers += [] if origin is None else [(b"origin", origin)]
     scope = {"type": "http", "method": "POST", "path": "/act", "headers": headers}
     scope |= {"query_string": b"", "http_version": "1.1", "scheme": "http"}
     with pytest.raises(fails) if fails else contextlib.nullcontext():
@@ -86,3 +91,13 @@ def test_a_policy_that_fails_is_said_and_raised_for_the_log():
     assert "could not be run" in said["error"]
     assert head["x-content-type-options"] == "nosniff"
     assert (served.requests, served.refused) == (0, 1)
+
+
+@pytest.mark.parametrize("origin", [b"http://evil.example", b"null", b"http://localhost:8001"])
+def test_pages_of_other_sites_are_refused(origin):
+    served = Served()
+    code, headers, said = ask(Fake(), served, BODY, origin=origin)
+    assert (code, said) == (403, {"error": "not for pages of other sites."})
+    assert "access-control-allow-origin" not in headers
+    assert (served.requests, served.refused) == (0, 1)
+    assert ask(Fake(), served, BODY, origin=b"http://localhost:8000")[0] == 200

@@ -69,6 +69,11 @@ class Export(Options):
                 f"  alarm: over {alarm['states']:,} states, rings beyond {alarm['limit']:.4g}, "
                 f"about {100 * alarm['rate']:g} % false alarms"
             )
+            if alarm["worst"] > 2 * alarm["rate"]:
+                self.say(
+                    "  so few episodes can promise no such rate: "
+                    f"up to {100 * alarm['worst']:.2g} % where they are unlike each other"
+                )
         check = card["check"]
         found = (
             f"actions within {check['action_error']:.1g} of their range"

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.evidence.sensors import Sensors, fit_sensors
+from icql.evidence.watch import Limits, Watched, shared_limits
 from icql.files import default_cache_dir
 from icql.pages import note
 from icql.retrieval import ContextSettings, Retriever, Space, find_space
@@ -80,15 +81,40 @@ class Alarm:
     def stuck(self, states: ArrayLike) -> NDArray[np.bool_]:
         """Which sensors are stuck at each of an episode's states so far (T, obs), in order.
 
-        Those that have stood still for longer than in the log, or while what moves with them did:
-        what no single state can show (`icql.evidence.sensors`). The first call takes longer.
+        Those that have stood still for longer than in the log, or after a leap, or while what moves
+        with them did: what no single state can show (`icql.evidence.sensors`). In at most `rate` of
+        new episodes any is called; of few episodes `alarm.sensors.rate` says what is promised. The
+        first call takes longer.
         """
         return self.sensors(states)
 
+    def watch(self, states: ArrayLike) -> Watched:
+        """Whether it rings at each of an episode's states so far (T, obs), in order.
+
+        Where nothing like a state was logged or a sensor is stuck, at about `rate` of the states of
+        new episodes in all: so each alone rings later than by itself. The first call takes longer.
+        """
+        far = self.shared.far(self(states).distance)
+        return Watched(far, self.shared.stuck(self.sensors, self.sensors.strange(states)))
+
+    @cached_property
+    def worst(self) -> float:
+        """The share of false alarms that holds whatever the episodes are like.
+
+        About `rate` is what logs like most give. But if every episode lies apart from all others,
+        a new one rings throughout where it is the farthest, which one in N + 1 is.
+        """
+        return min(1.0, self.rate + 1 / (len(np.unique(self.log.episode)) + 1))
+
     @cached_property
     def sensors(self) -> Sensors:
-        """What `stuck` asks; found when it is first asked."""
+        """What `stuck` and `watch` ask; found when first asked."""
         return fit_sensors(self.log, rate=self.rate)
+
+    @cached_property
+    def shared(self) -> Limits:
+        """What `watch` rings above."""
+        return shared_limits(self.scored, self.scores, self.log.episode, self.sensors, self.rate)
 
     def logged(
         self, states: NDArray[np.floating], rows: NDArray[np.integer]
@@ -141,7 +167,12 @@ def fit_alarm(
     retriever = _retriever(data, kept, found, context)
     scored = some_rows(len(data), SCORED, SEED)
     of_scored = _scores(data, kept, retriever, scored)
-    scores = np.sort(of_scored)
+    limit = limit_of(of_scored, rate)
+    return Alarm(retriever, limit, rate, kept, scored, of_scored, data)
+
+
+def limit_of(scores: NDArray[np.float64], rate: float) -> float:
+    """The limit that a share of `rate` of new states exceeds, whose scores are like these (n,)."""
     place = math.ceil((len(scores) + 1) * (1 - rate))  # conformal: the new state is one more
     if place > len(scores):
         raise UserError(
@@ -149,7 +180,7 @@ def fit_alarm(
             where="rate",
             fix=f"Ask for at least {1 / (len(scores) + 1):.2g}.",
         )
-    return Alarm(retriever, float(scores[place - 1]), rate, kept, scored, of_scored, data)
+    return float(np.sort(scores)[place - 1])
 
 
 def _scores(

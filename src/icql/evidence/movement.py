@@ -13,7 +13,7 @@ What was missed is kept as long as the column stands still: a door that was open
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,7 +56,7 @@ class Movement:
 
         They are of one episode, in order, or of several, one after the other: `still` (T, obs),
         for how many states it has, begins anew with each. `own` (T,) names the logged episodes that
-        they are of, which are not looked among.
+        they are of (their places), which are not looked among.
         """
         x, out = standardised(states, self.centre, self.spread), np.zeros(states.shape)
         told = (self.levels + self.changes).any(axis=1)  # by any other column
@@ -119,13 +119,11 @@ def since(apart: Rows, still: NDArray[np.int64]) -> Rows:
     return out
 
 
-def fit_movement(
-    states: NDArray[np.float32], episodes: Iterable[tuple[int, int, int]]
-) -> Movement | None:
-    """The moments of a log's episodes, each (name, first row, length); None: all are too short."""
+def fit_movement(states: NDArray[np.float32], lengths: Sequence[int]) -> Movement | None:
+    """The moments of episodes whose states lie one after the other; None: all are too short."""
     starts, names = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for name, first, length in episodes:
-        starts.append(np.arange(first, first + length - SPAN))
+    for name, (end, length) in enumerate(zip(np.cumsum(lengths), lengths, strict=True)):
+        starts.append(np.arange(end - length, end - SPAN))
         names.append(np.full(len(starts[-1]), name))
     before, episode = np.concatenate(starts), np.concatenate(names)
     if not len(before):

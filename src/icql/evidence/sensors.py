@@ -1,41 +1,58 @@
 """Which sensors of an episode are stuck: what no single state can show.
 
-Two signs, for each column at each state: for how many states it has stood still (`stillness`), and
-what it has missed meanwhile, by what the others say (`movement`). Of logged episodes, each compared
-with the other ones, the largest of every sign is known; a sign's limit is the k-th largest of
-these. A new episode exceeds one of them only where, with it among the logged ones, it is one of the
-first k in some sign. At most U + 1 of the N + 1 are, where U of the N logged ones are by
-themselves: so k is the largest for which (U + 1) / (N + 1) is at most the stated rate. Signs that
-no logged episode shows, or that the same ones show, cost nothing, other than if each took its part
-of the rate.
+`habits` says how strange a column is at each state. How strange is too strange is found on whole
+episodes: conformal prediction (Vovk et al. 2005), for the states of one episode are alike. A new
+episode is called where fewer than a share of `rate` of N + 1 episodes, itself among them, are as
+strange at their strangest. So nothing below 1 / (N + 1) can be promised.
+
+An episode is as strange as a new one only by habits that it was not part of. Of `MANY` episodes a
+half shows the habits and the other half is compared, and the promise is exact. Of fewer that
+wastes too much: each of `FOLDS` parts is compared by habits of the others, and a new episode with
+every part by the same habits (cross-conformal prediction, Vovk 2015). The promise is then proven
+for twice the rate only (Barber et al. 2021), and tested to hold as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.evidence.movement import EVERY, Movement, fit_movement
-from icql.evidence.stillness import FOREVER, longest_run, runs
+from icql.evidence.habits import ASKED, Habits, fit_habits, within
+from icql.evidence.stillness import courses
 
-ASKED = 40_000  # states at most at which logged episodes are looked at
+FOLDS = 5
+MANY = 200  # episodes of which a half is enough to compare with
+READ = 1_000_000  # states at most that are read of a log
 SEED = 0
 
 
 @dataclass(frozen=True)
-class Sensors:
-    """How long each column may stand still, and what it may miss meanwhile."""
+class Part:
+    """Some of a log's episodes, and the habits of others."""
 
-    still: NDArray[np.int64]  # (obs,) states in a row that are equal; above, it is stuck
-    missed: NDArray[np.float64]  # (obs,) spreads
-    movement: Movement | None  # None: logged episodes are too short to tell
-    rate: float  # of new episodes in which any column is called stuck, at most
+    habits: Habits
+    strangest: NDArray[np.float64]  # (n,) of each of the episodes, by these habits, ascending
+    rows: NDArray[np.int64]  # (m,) of their states in the log
+    strange: NDArray[np.float64]  # (m,) of the strangest column at each
+    ordered: NDArray[np.float64]  # (m,) the same, ascending
+
+
+@dataclass(frozen=True)
+class Sensors:
+    """What columns do by themselves, and how strange episodes are."""
+
+    parts: tuple[Part, ...]
+    rate: float = 1.0  # of new episodes in which any column is called stuck, at most
+
+    def at(self, rate: float) -> Sensors:
+        """The same at another rate, or at the least that so many episodes can promise."""
+        logged = sum(len(part.strangest) for part in self.parts)
+        return replace(self, rate=max(rate, 1 / (logged + 1)))
 
     def __call__(self, states: ArrayLike) -> NDArray[np.bool_]:
         """Which columns are stuck at each of the states (T, obs) of one episode so far, in order.
@@ -43,83 +60,77 @@ class Sensors:
         Raises:
             UserError: they are of another width, or a number is not finite.
         """
-        found = np.asarray(states, np.float32)
-        if found.ndim != 2 or found.shape[1] != len(self.still):
-            raise UserError(
-                f"must have shape (T, {len(self.still)}), not {found.shape}.", where="states"
-            )
+        return self.called(self.strange(states))
+
+    def called(self, strange: Sequence[NDArray[np.float64]]) -> NDArray[np.bool_]:
+        """What is stranger than the rate allows, by every part's habits."""
+        logged = sum(len(part.strangest) for part in self.parts)
+        as_strange = logged - sum(
+            np.searchsorted(part.strangest, one)
+            for part, one in zip(self.parts, strange, strict=True)
+        )
+        # a share that is the rate itself must not be lost to rounding
+        return np.asarray(as_strange + 1 <= self.rate * (logged + 1) * (1 + 1e-9))
+
+    def strange(self, states: ArrayLike) -> list[NDArray[np.float64]]:
+        """How strange each column is at each of the states (T, obs), by every part's habits."""
+        found, width = np.asarray(states, np.float32), len(self.parts[0].habits.spread)
+        if found.ndim != 2 or found.shape[1] != width:
+            raise UserError(f"must have shape (T, {width}), not {found.shape}.", where="states")
         if not np.isfinite(found).all():
             row = int((~np.isfinite(found)).any(axis=1).argmax())
             raise UserError("is not finite (NaN or Inf).", where=f"states, row {row}")
-        run = runs(found)
-        stuck = run > self.still
-        if self.movement is not None:
-            stuck |= self.movement.missed(found, run) > self.missed
-        return stuck
+        return [part.habits.strange(courses([found])) for part in self.parts]
 
-    @property
-    def watched(self) -> NDArray[np.bool_]:
-        """Columns (obs,) whose standing still is a sign by itself; others rest whole episodes."""
-        return self.still < FOREVER
+    def less_strange(self, strange: Sequence[NDArray[np.float64]]) -> NDArray[np.int64]:
+        """How many logged states are less strange than each, by every part's habits."""
+        found: NDArray[np.int64] = np.sum(
+            [
+                np.searchsorted(part.ordered, one)
+                for part, one in zip(self.parts, strange, strict=True)
+            ],
+            axis=0,
+        )
+        return found
 
 
 def fit_sensors(data: Transitions, *, rate: float = 0.05) -> Sensors:
     """What the columns of a log do by themselves; its episodes' rows lie together.
 
-    `rate` is the share of new episodes like the logged ones in which any column is called stuck.
+    `rate` is the share of new episodes like the logged ones in which any column is called stuck;
+    where there are too few to promise it, `Sensors.rate` is what is promised.
     """
     if not 0 < rate < 1:
         raise UserError(f"must lie between 0 and 1, not {rate}.", where="rate")
-    episodes = list(_episodes(np.asarray(data.episode)))
-    movement = fit_movement(data.states, episodes)
-    chosen = list(_some(episodes))
-    rows = np.concatenate([np.arange(first, first + length) for _, first, length in chosen])
-    states = np.asarray(data.states[rows], np.float32)
-    starts = np.cumsum([0, *(length for *_, length in chosen)])
-    run = np.concatenate([runs(states[i:j]) for i, j in pairwise(starts)])
-    still = np.array([longest_run(run[i:j]) for i, j in pairwise(starts)], np.float64)
-    missed = np.zeros(still.shape)
-    if movement is not None:
-        found = movement.missed(states, run, np.asarray(data.episode)[rows])
-        missed = np.maximum.reduceat(found, starts[:-1])
-    signs = np.concatenate([still, missed], axis=1)
-    limit, kept = joint_limits(signs, rate)
-    width = data.observation_dim
-    whole = np.where(limit[:width] >= FOREVER, FOREVER, limit[:width].astype(np.int64))
-    return Sensors(whole, limit[width:], movement, max(rate, kept))
+    found = _episodes(data)
+    rows = found[: within(found, READ)]
+    count = 2 if len(rows) >= MANY else min(FOLDS, len(rows))
+    if count < 2:
+        raise UserError("has a single episode, and they are compared.", where=data.info.source)
+    folds = [rows[i::count] for i in range(count)]
+    compared = folds[:1] if len(rows) >= MANY else folds
+    parts = []
+    for i, fold in enumerate(compared):
+        others = [one for other in folds[:i] + folds[i + 1 :] for one in other]
+        parts.append(_part(data, fold, others))
+    return Sensors(tuple(parts)).at(rate)
 
 
-def joint_limits(signs: NDArray[np.float64], rate: float) -> tuple[NDArray[np.float64], float]:
-    """Limits (m,) of signs (N, m) that a new row exceeds with a probability of at most `rate`.
-
-    Where N is too small for that: the largest of each, and what these keep.
-    """
-    count, ordered = len(signs), -np.sort(-signs, axis=0)
-
-    def share(k: int) -> float:
-        """Of rows of which some sign is one of the k largest, and larger than the next."""
-        after = ordered[k] if k < count else np.full(signs.shape[1], -np.inf)
-        return (float((signs > after).any(axis=1).sum()) + 1) / (count + 1)
-
-    k = 1
-    while k < count and share(k + 1) <= rate:
-        k += 1
-    return ordered[k - 1], share(k)
+def _part(
+    data: Transitions, rows: Sequence[NDArray[np.int64]], others: Sequence[NDArray[np.int64]]
+) -> Part:
+    """Episodes by their rows, as strange as they are by the habits of others."""
+    states, rows = data.states, rows[: within(rows, ASKED)]
+    habits = fit_habits([np.asarray(states[one], np.float32) for one in others])
+    course = courses([np.asarray(states[one], np.float32) for one in rows])
+    strange = habits.strange(course).max(axis=1)
+    strangest = np.sort(course.largest(strange))
+    return Part(habits, strangest, np.concatenate(rows), strange, np.sort(strange))
 
 
-def _episodes(episode: NDArray[np.integer]) -> Iterator[tuple[int, int, int]]:
-    """Name, first row and length of each."""
+def _episodes(data: Transitions) -> list[NDArray[np.int64]]:
+    """The rows of each episode; episodes in an order drawn at random."""
+    episode = np.asarray(data.episode)
     starts = np.flatnonzero(np.append(True, episode[1:] != episode[:-1]))
-    lengths = np.diff(np.append(starts, len(episode)))
-    for first, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-        yield int(episode[first]), first, length
-
-
-def _some(episodes: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Episodes in an order drawn at random, until enough states would be looked at."""
-    asked = 0
-    for i, place in enumerate(np.random.default_rng(SEED).permutation(len(episodes))):
-        asked += episodes[place][2] // EVERY
-        if i > 1 and asked > ASKED:
-            return
-        yield episodes[place]
+    found = np.split(np.arange(len(episode)), starts[1:])
+    return [found[i] for i in np.random.default_rng(SEED).permutation(len(found))]

@@ -94,6 +94,7 @@ def _card(original: Original) -> dict[str, Any]:
         if alarm is None
         else {
             "rate": alarm.rate,
+            "worst": alarm.worst,
             "limit": alarm.limit,
             "states": len(alarm.kept),
             "space": alarm.retriever.settings.space,

@@ -95,7 +95,8 @@ def _alarm(card: Card) -> Iterator[str]:
         f"`distance` (float64) is that from the nearest of {alarm['states']:,} logged states (of "
         f"{card['data']['rows']:,}), {alarm['measured']}. `alarm` (bool) rings above `limit`, "
         f"{_n(alarm['limit'])}. It does so in about {100 * alarm['rate']:g} % of the states of new "
-        "episodes that are like the logged ones."
+        "episodes that are like the logged ones, and in at most "
+        f"{100 * alarm['worst']:.2g} % if no logged episode is like another."
     )
 
 

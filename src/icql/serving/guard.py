@@ -1,13 +1,14 @@
 """Who may ask a server of this machine: a browser's page of another origin may not.
 
 A page in a browser may send requests to any address, a loopback one too. So a request must name a
-loopback host: a name that was made to lead here is none.
+loopback host: a name that was made to lead here is none. And where a browser says which page asks,
+it must be a page of this very server; programs say nothing of the kind.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,13 +59,21 @@ class Guard:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or _host(hosts[0]) not in HOSTS:
+        refusal = _refusal(scope["headers"])
+        if refusal is not None:
             self.served.refused += 1
-            refusal = json_answer({"error": f"only for this machine: {', '.join(HOSTS)}."}, 421)
-            await refusal(scope, receive, guarded)
-            return
-        await self.app(scope, receive, guarded)
+        await (refusal or self.app)(scope, receive, guarded)
+
+
+def _refusal(headers: Sequence[tuple[bytes, bytes]]) -> Response | None:
+    """What is answered to who may not ask."""
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) != 1 or _host(hosts[0]) not in HOSTS:
+        return json_answer({"error": f"only for this machine: {', '.join(HOSTS)}."}, 421)
+    pages = [value for name, value in headers if name == b"origin"]
+    if any(page.lower() != b"http://" + hosts[0].lower() for page in pages):
+        return json_answer({"error": "not for pages of other sites."}, 403)
+    return None
 
 
 def _host(header: bytes) -> str:

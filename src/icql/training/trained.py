@@ -21,6 +21,7 @@ from icql.data.signals import Signals
 from icql.errors import UserError
 from icql.evaluation.rollout import EnvPool, Progress, Rollouts, act_all, evaluate_policies
 from icql.evidence.alarm import Alarm, Rings, fit_alarm
+from icql.evidence.watch import Watched
 from icql.graph.critic import GraphCritic
 from icql.nn.policies import Standardised
 from icql.retrieval.cache import read_fitted
@@ -173,6 +174,13 @@ class TrainedPolicy:
         Needs the run's data where it was; `icql.load_alarm` says more, and takes another place.
         """
         return self._alarm(states)
+
+    def watch(self, states: ArrayLike) -> Watched:
+        """The same of an episode's states so far (T, obs), in order, and which sensors are stuck.
+
+        Takes up to a minute when first asked.
+        """
+        return self._alarm.watch(states)
 
     @cached_property
     def _alarm(self) -> Alarm:

@@ -243,12 +243,14 @@ def under_signals(here: Path, times: int, seed: int, only: list[str]) -> list[li
                     fatal = number == signal.SIGKILL
                     wrong = faults(out, 0 if fatal else code, said, tidy=not fatal)
                     asked = -number if fatal else CODES[number]
-                    # while Python itself starts nobody is there to say a word
-                    unheard = moment < STARTS and code in (-number, 130) and "icql:" not in said
+                    # while Python itself starts nobody is there to say a word: counted apart
+                    unheard = not fatal and moment < STARTS and code in (-number, 130)
+                    unheard = unheard and "icql:" not in said
                     if code not in (0, asked) and not unheard:
                         wrong.append(f"exit code {code}")
                     wrong = [] if unheard else wrong
-                    word = "WRONG" if wrong else "done" if code == 0 else "stopped"
+                    ending = "early" if unheard else "done" if code == 0 else "stopped"
+                    word = "WRONG" if wrong else ending
                     counts[word] += 1
                     if wrong:
                         _tell(f"{name}, {number.name} after {moment:.2f} s: {wrong}", said)

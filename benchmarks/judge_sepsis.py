@@ -21,12 +21,12 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from judge_truth import kept, spearman
 from numpy.typing import NDArray
 
 import icql
@@ -37,6 +37,7 @@ from icql.judging.runs import candidates_of
 from icql.judging.verdict import decide
 from icql.progress import Display
 from icql.settings.judge import JudgeSettings
+from judge_truth import kept, spearman
 
 Floats = NDArray[np.float64]
 ENDS = 3  # the last states: death, survival, and what follows
@@ -76,26 +77,34 @@ class Tabular:
         """How many states do not end an episode; they are the first."""
         return len(self.starts) - ENDS
 
-    def value(self, policy: Floats, discount: float) -> float:
-        """Exact discounted return of a policy (S, A) of probabilities: V = r + γ P V, solved."""
+    @cached_property
+    def rewards(self) -> Floats:
+        """Expected reward (S, A) of a choice in a state that does not end an episode."""
+        return np.asarray((self.goes[: self.live] * self.paid[: self.live]).sum(-1))
+
+    def values(self, policy: Floats, discount: float) -> Floats:
+        """Exact values (S,) of a policy (S, A) of probabilities: V = r + γ P V, solved."""
         n, pi = self.live, policy[: self.live]
-        step = np.einsum("sa,sat->st", pi, self.goes[:n])
-        reward = np.einsum("sa,sat,sat->s", pi, self.goes[:n], self.paid[:n])
-        values = np.linalg.solve(np.eye(n) - discount * step[:, :n], reward)
-        return float(self.starts[:n] @ values)
+        step = (pi[:, None] @ self.goes[:n, :, :n])[:, 0]
+        solved = np.linalg.solve(np.eye(n) - discount * step, (pi * self.rewards).sum(1))
+        return np.append(solved, np.zeros(ENDS))
+
+    def value(self, policy: Floats, discount: float) -> float:
+        """Exact discounted return of a policy, from the start states."""
+        return float(self.starts @ self.values(policy, discount))
 
     def greedy(self, discount: float, sign: int) -> NDArray[np.int64]:
-        """The best choice (S,) in every state, or with `sign` -1 the worst, by value iteration."""
-        reward = (self.goes * self.paid).sum(-1)
-        reward[self.live :] = 0
-        values = np.zeros(len(self.starts))
+        """The best choice (S,) in every state, or with `sign` -1 the worst, by policy iteration."""
+        chosen, hot = np.zeros(len(self.starts), np.int64), np.eye(self.experts.shape[1])
         while True:
-            q = reward + discount * self.goes @ values
-            q[self.live :] = 0
-            now = sign * (sign * q).max(1)
-            if np.abs(now - values).max() < 1e-10:
-                return np.asarray((sign * q).argmax(1))
-            values = now
+            values = self.values(hot[chosen], discount)
+            q = sign * (self.rewards + discount * self.goes[: self.live] @ values)
+            # a choice is left only for a better one: choices that are alike would change for ever
+            old = np.take_along_axis(q, chosen[: self.live, None], 1)[:, 0]
+            better = np.append(q.max(1) > old + 1e-10, np.zeros(ENDS, np.bool_))
+            if not better.any():
+                return chosen
+            chosen[better] = q.argmax(1)[better[: self.live]]
 
     def mixed(self, chance: float) -> Floats:
         """The clinicians (S, A), a share of whose choices is replaced by chance."""

@@ -10,7 +10,7 @@ import pytest
 import chain
 from icql.errors import UserError
 from icql.judging.log import Log
-from icql.judging.opinion import form_opinions
+from icql.judging.opinion import _Acts, _Asked, form_opinions
 from icql.judging.verdict import decide
 from icql.progress import Display
 from icql.settings.judge import JudgeSettings
@@ -129,3 +129,27 @@ def test_actions_that_are_not_finite_are_refused(judged):
     log, _, _ = judged
     with pytest.raises(UserError, match="not finite"):
         form_opinions(log, [("broken", constant(np.nan))], SMALL, Display(quiet=True))
+
+
+def test_the_error_on_held_out_rows_is_that_of_the_networks_mean(judged):
+    """Two networks off by the same on either side: their mean is exact, each alone is not."""
+    log, _, opinions = judged
+    data, rng = log.data, np.random.default_rng(0)
+    noise = rng.normal(0.0, 5.0, len(data))
+    # nothing follows: targets are the rewards, which are known
+    ended = Log.of(dataclasses.replace(data, mask=np.zeros_like(data.mask)))
+
+    class Known:
+        def __call__(self, policy, states, actions):
+            if states is not data.states and len(states) != len(data):
+                raise AssertionError("all rows are asked for")
+            return np.stack([data.rewards + noise, data.rewards - noise])
+
+        def held(self, values):
+            return values
+
+    acts = _Acts.of(ended, "known", constant(0.8))
+    asked = _Asked(ended, acts, Known(), range(1), SMALL, opinions["right"].returns)
+    found = asked.errors(np.arange(len(ended)))
+    assert found["td_error"] == pytest.approx(0.0, abs=1e-5)
+    assert found["explained"] == pytest.approx(1.0)

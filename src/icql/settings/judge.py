@@ -16,7 +16,7 @@ class JudgeSettings(Settings):
 
     updates: Count = 5_000
     """Gradient steps of every network."""
-    seeds: Several = 5
+    seeds: Several = 3
     """Networks per policy, each with its own start and its own draw of episodes."""
     discount: BelowOne = 0.99
     """γ of all values and returns."""

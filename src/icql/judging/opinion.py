@@ -37,6 +37,7 @@ class Opinion:
     label: str
     settings: JudgeSettings
     values: Doubles  # (S, E) of fitted Q evaluation at start states, mean over the policies
+    corrected: Doubles  # (S, E) the same with its errors on logged steps
     per_policy: tuple[float, ...]  # estimates
     returns: Doubles  # (E,) discounted, logged
     possible: Interval
@@ -56,20 +57,20 @@ class Opinion:
     @property
     def interval(self) -> Interval | None:
         """Of the estimate."""
-        return self._interval(self.values, self.residual)
+        return self._interval(self.values, self.corrected)
 
     @property
     def residual(self) -> float:
         """By how much Q breaks its own equation along the logged episodes, discounted."""
-        return float(self.methods["corrected"]["estimate"]) - self.estimate
+        return float(self.corrected.mean()) - self.estimate
 
     def difference(self, other: Opinion | None = None) -> tuple[float, Interval | None]:
         """Estimate minus logged returns, or another's estimate, over the same episodes."""
         if other is None:
-            values, residual = self.values - self.returns, self.residual
+            values, corrected = self.values - self.returns, self.corrected - self.returns
         else:
-            values, residual = self.values - other.values, self.residual - other.residual
-        return float(values.mean()), self._interval(values, residual)
+            values, corrected = self.values - other.values, self.corrected - other.corrected
+        return float(values.mean()), self._interval(values, corrected)
 
     def evidence(self, other: Opinion | None = None) -> Evidence:
         """What the verdict looks at."""
@@ -95,22 +96,26 @@ class Opinion:
             others=listened,
         )
 
-    def _interval(self, values: Doubles, residual: float) -> Interval | None:
-        """Episodes drawn again, the spread of the networks, and what the log shows to be missed:
+    def _interval(self, values: Doubles, corrected: Doubles) -> Interval | None:
+        """What holds the intervals of both estimates, widened by the miss on the behaviour.
 
-        the behaviour's known value, or the equation of Q on logged steps, whichever is more.
+        Each is of episodes drawn again and of the spread of its networks. Q may break its own
+        equation on logged steps: which of the two is then nearer to the truth is not known.
         """
-        if values.shape[1] < 2 or not np.isfinite(values).all():
+        if values.shape[1] < 2 or not (np.isfinite(values).all() and np.isfinite(corrected).all()):
             return None
-        spread = float(values.mean(1).std(ddof=1))
-        replicates = replicated_means(values.mean(0), self.settings.seed)
-        return interval(
-            replicates,
-            self.settings.seed,
-            spread=spread,
-            nets=len(values),
-            widened=max(abs(self.miss), abs(residual)),
-        )
+        seed, found = self.settings.seed, list[Interval]()
+        for each in (values, corrected):
+            spread = float(each.mean(1).std(ddof=1))
+            replicates = replicated_means(each.mean(0), seed)
+            around = interval(
+                replicates, seed, spread=spread, nets=len(each), widened=abs(self.miss)
+            )
+            if around is None:
+                return None
+            found.append(around)
+        lows, highs = zip(*found, strict=True)
+        return min(lows), max(highs)
 
 
 def form_opinions(
@@ -148,7 +153,7 @@ def form_opinions(
             policies = range(int(firsts[i]), int(firsts[i + 1]))
             asked = _Asked(log, one, q, policies, settings, returns)
             values = np.stack([asked.start_values(m) for m in range(len(policies))])
-            methods, size = asked.weighted(behaviour)
+            methods, corrected, size = asked.weighted(behaviour)
             if graph is not None:
                 methods["local_critic"] = asked.local(graph)
             at = [] if surroundings is None else [a[surroundings.rows] for a in one.here]
@@ -157,6 +162,7 @@ def form_opinions(
                     label=one.label,
                     settings=settings,
                     values=values.mean(0),
+                    corrected=corrected,
                     per_policy=tuple(values.mean((1, 2)).tolist()),
                     returns=returns,
                     possible=log.possible(settings.discount),
@@ -213,7 +219,11 @@ class _Asked:
         return self.q(self.policies[m], states, self.acts.here[m][first])
 
     def errors(self, held: Rows) -> dict[str, Any]:
-        """TD error and action error on held-out episodes."""
+        """TD error and action error on held-out episodes.
+
+        The TD error is that of the networks' mean, as the estimate is: what each of them alone
+        remembers of noise in its rows says little about the mean.
+        """
         rows, s = self.log.rows_of(held), self.settings
         if len(rows) > HELD_ROWS:
             rng = np.random.default_rng([s.seed, 6])
@@ -227,9 +237,9 @@ class _Asked:
         for m, policy in enumerate(self.policies):
             beyond = self.q(policy, data.next_states, self.acts.there[m][rows])
             within = self.q.held(beyond)
-            y = data.rewards + ahead * within
+            y = data.rewards + ahead * within.mean(0)
             outside.append(float((data.mask * (within != beyond)).mean()))
-            error = y - self.q(policy, data.states, data.actions)
+            error = y - self.q(policy, data.states, data.actions).mean(0)
             away = (self.acts.here[m][rows] - data.actions).astype(np.float64)
             td.append(float(np.sqrt(np.square(error).mean())))
             share.append(explained(error, y))
@@ -243,25 +253,30 @@ class _Asked:
             "action_explained": float(np.mean(like)),
         }
 
-    def weighted(self, behaviour: BehaviourModel) -> tuple[dict[str, Any], float | None]:
-        """Importance sampling, doubly robust, corrected, and the effective sample size."""
+    def weighted(self, behaviour: BehaviourModel) -> tuple[dict[str, Any], Doubles, float | None]:
+        """Importance sampling, doubly robust, corrected; this of every network and episode (S, E);
+
+        and the effective sample size.
+        """
         log, data, s = self.log, self.log.data, self.settings
         found: dict[str, list[Doubles]] = {name: [] for name in WEIGHTED}
         points: dict[str, list[float]] = {name: [] for name in WEIGHTED}
         sizes, corrected, each = [], [], np.ones((1, len(log)))
         for m, policy in enumerate(self.policies):
             ratios = behaviour.log_ratios(self.acts.here[m])
-            q, v, v_next = (
-                self.q(policy, states, actions).mean(0)
+            of_rows = [
+                self.q(policy, states, actions)
                 for states, actions in (
                     (data.states, data.actions),
                     (data.states, self.acts.here[m]),
                     (data.next_states, self.acts.there[m]),
                 )
-            )
+            ]
+            q, v, v_next = (each.mean(0) for each in of_rows)
             w = weigh(log, ratios, q, v, v_next, s.discount)
             sizes.append(w.effective_sample_size)
-            corrected.append(w.corrected)
+            alone = zip(*of_rows, strict=True)  # one network after the other
+            corrected.append([weigh(log, ratios, *one, s.discount).corrected for one in alone])
             for name, of in zip(WEIGHTED, (w.per_decision, w.doubly_robust), strict=True):
                 again = [of(counts) for counts in draws(len(log), s.seed)]
                 found[name].append(np.concatenate(again))
@@ -276,8 +291,9 @@ class _Asked:
                 "difference": estimate - float(self.returns.mean()),
                 "difference_interval": interval(middle - logged, s.seed),
             }
-        said["corrected"] = self._by_episode(np.mean(corrected, 0))
-        return said, min(sizes)
+        by_network = np.mean(corrected, 0)
+        said["corrected"] = self._by_episode(by_network.mean(0))
+        return said, by_network, min(sizes)
 
     def local(self, graph: Graph) -> dict[str, Any]:
         """The local critic's estimate."""

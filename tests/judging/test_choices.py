@@ -122,3 +122,16 @@ def test_what_nobody_chose_has_no_weight_and_no_nan(log):
     assert weighted.effective_sample_size == 0
     assert weighted.per_decision(np.ones((1, len(log))))[0] == 0
     assert weighted.doubly_robust(np.ones((1, len(log))))[0] == pytest.approx(7.0)
+
+
+def test_the_sample_is_as_small_as_the_weights_say_before_they_are_clipped(log):
+    """Two episodes stand out, one by e^20 and one by e^18; clipped, both would weigh 100."""
+    ratios = np.zeros(len(log.data))
+    ratios[[1, 3]] = 20.0, 18.0
+    zero = np.zeros(len(ratios))
+    weighted = weigh(log, ratios, zero, zero, zero, GAMMA)
+    rho = np.exp(np.array([20.0, 18.0] + [0.0] * (len(log) - 2)))
+    size = rho.sum() ** 2 / (rho**2).sum()
+    assert size < 1.3
+    assert weighted.effective_sample_size == pytest.approx(size)
+    assert weighted.weights[0, -1] == weighted.weights[1, -1]  # what is weighed is clipped

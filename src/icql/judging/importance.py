@@ -23,7 +23,8 @@ whatever Q says); what Q gets wrong where only π goes stays.
 
 The effective sample size (Σ ρ_T)² / Σ ρ_T² of the whole episodes' weights says how many episodes
 are left: over a hundred steps it is mostly one (of choices none), and then neither number says
-anything. A step that no episode has a weight at adds nothing to either.
+anything. It is of the weights before they are clipped: clipped ones are all alike, however few
+episodes are left. A step that no episode has a weight at adds nothing to either number.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Weighted:
     rewards: Doubles  # (E, T + 1) γ^t r_t; where an episode is cut, γ^T V(s_T) follows
     corrections: Doubles  # (E, T + 1) γ^t [r_t + γ m V(s_{t+1}) − Q(s_t, a_t)]
     starts: Doubles  # (E,) V(s_0)
+    whole: Doubles  # (E,) ρ_T of the whole episode, not clipped
 
     def per_decision(self, counts: Doubles) -> Doubles:
         """Weighted importance sampling (b,) over episodes that count so often (b, E)."""
@@ -63,8 +65,8 @@ class Weighted:
     @property
     def effective_sample_size(self) -> float:
         """How many episodes the weights of whole episodes leave."""
-        last = self.weights[:, -1]
-        return float(last.sum() ** 2 / np.square(last).sum()) if last.any() else 0.0
+        rho = self.whole
+        return float(rho.sum() ** 2 / np.square(rho).sum()) if rho.any() else 0.0
 
     def _weighted(self, values: Doubles, counts: Doubles) -> Doubles:
         below = np.maximum(counts @ self.weights, np.finfo(np.float64).tiny)
@@ -93,13 +95,19 @@ def weigh(
 ) -> Weighted:
     """Weights and what they weigh, from rows (N,): log ratios, Q(s, a), V(s) and V(s')."""
     rewards, ahead = log.data.rewards.astype(np.float64), discount * log.data.mask
-    sums = np.minimum(np.cumsum(log.table(ratios), 1), np.log(LIMIT))
-    largest = sums.max(0)
-    sums = sums - np.where(np.isfinite(largest), largest, 0)  # only their proportions count
+    sums = np.cumsum(log.table(ratios), 1)
+    whole = _proportions(sums[:, -1])
+    weights = _proportions(np.minimum(sums, np.log(LIMIT)))
     factors = discount ** np.arange(sums.shape[1])
     paid = log.table(rewards)
     episodes = np.arange(len(log))
     paid[episodes, log.steps] = log.data.mask[log.last] * v_next[log.last]
     corrections = log.table(rewards + ahead * v_next - q)
-    weights = np.where(np.isfinite(sums), np.exp(np.maximum(sums, FLOOR)), 0.0)
-    return Weighted(weights, paid * factors, corrections * factors, v[log.first])
+    return Weighted(weights, paid * factors, corrections * factors, v[log.first], whole)
+
+
+def _proportions(sums: Doubles) -> Doubles:
+    """Weights from their logarithms (E, …), beside the largest of a step: proportions count."""
+    largest = sums.max(0)
+    away = sums - np.where(np.isfinite(largest), largest, 0)
+    return np.where(np.isfinite(away), np.exp(np.maximum(away, FLOOR)), 0.0)

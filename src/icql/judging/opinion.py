@@ -275,8 +275,12 @@ class _Asked:
             q, v, v_next = (each.mean(0) for each in of_rows)
             w = weigh(log, ratios, q, v, v_next, s.discount)
             sizes.append(w.effective_sample_size)
-            alone = zip(*of_rows, strict=True)  # one network after the other
-            corrected.append([weigh(log, ratios, *one, s.discount).corrected for one in alone])
+            corrected.append(
+                [
+                    weigh(log, ratios, one_q, one_v, one_next, s.discount).corrected
+                    for one_q, one_v, one_next in zip(*of_rows, strict=True)  # of each network
+                ]
+            )
             for name, of in zip(WEIGHTED, (w.per_decision, w.doubly_robust), strict=True):
                 again = [of(counts) for counts in draws(len(log), s.seed)]
                 found[name].append(np.concatenate(again))

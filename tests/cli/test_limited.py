@@ -17,6 +17,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits as Linux
 COMMAND = """
 import atexit, os, signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored in what `nohup` or a script's & starts
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import icql.cli
 from icql.errors import PartlyFailed, UserError
 from icql.files import atomic

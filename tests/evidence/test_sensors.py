@@ -12,7 +12,7 @@ from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
 from icql.evidence.habits import fit_habits, usual
 from icql.evidence.movement import NOISE, SPAN, fit_movement, since
-from icql.evidence.sensors import MANY, Part, Sensors, fit_sensors
+from icql.evidence.sensors import MANY, Fold, Sensors, fit_sensors
 from icql.evidence.stillness import FOREVER, courses, leaps, longest_run, runs
 
 STEPS = 80  # of an episode with a door
@@ -121,7 +121,7 @@ def test_usual_sizes_are_exceeded_as_rarely_as_stated(rate):
 
 def test_what_is_called_is_stranger_than_all_but_the_stated_share():
     none = np.empty(0)
-    part = Part(None, np.arange(1.0, 20), none, none, none)
+    part = Fold(None, np.arange(1.0, 20), none, none, none)
     sensors = Sensors((part,)).at(0.05)  # the strangest of twenty, itself among them
     assert sensors.rate == 0.05
     assert sensors.called([np.array([19, 19.5])]).tolist() == [False, True]

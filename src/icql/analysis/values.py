@@ -20,7 +20,6 @@ from icql.data.pictures import returns_at, state_map
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.graph.critic import GraphCritic
-from icql.nn.mlp import MLP
 from icql.training.trained import load_critic
 from icql.training.trained_critic import TrainedCritic
 
@@ -160,9 +159,7 @@ def _asked_of(oracle: str | Path, data: Transitions, rows: NDArray[np.int64]) ->
     from icql.online import sac_oracle
 
     snapshot = sac_oracle(oracle)
-    net = snapshot.policy.net
-    assert isinstance(net, MLP)  # SAC learns with one network
-    inputs = net.layers[0].weight.shape[0]
+    inputs = snapshot.observation_dim
     if (inputs, snapshot.policy.action_dim) != (data.observation_dim, data.action_dim):
         raise UserError(
             f"knows {inputs} observations and {snapshot.policy.action_dim} actions; the data has "

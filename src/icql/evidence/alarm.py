@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.evidence.sensors import Sensors, fit_sensors
-from icql.evidence.watch import Limits, Watched, shared_limits
+from icql.evidence.watch import SharedLimits, Watched, shared_limits
 from icql.files import default_cache_dir
 from icql.pages import note
 from icql.retrieval import ContextSettings, Retriever, Space, find_space
@@ -112,7 +112,7 @@ class Alarm:
         return fit_sensors(self.log, rate=self.rate)
 
     @cached_property
-    def shared(self) -> Limits:
+    def shared(self) -> SharedLimits:
         """What `watch` rings above."""
         return shared_limits(self.scored, self.scores, self.log.episode, self.sensors, self.rate)
 

@@ -32,7 +32,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Part:
+class Fold:
     """Some of a log's episodes, and the habits of others."""
 
     habits: Habits
@@ -46,7 +46,7 @@ class Part:
 class Sensors:
     """What columns do by themselves, and how strange episodes are."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Fold, ...]
     rate: float = 1.0  # of new episodes in which any column is called stuck, at most
 
     def at(self, rate: float) -> Sensors:
@@ -118,14 +118,14 @@ def fit_sensors(data: Transitions, *, rate: float = 0.05) -> Sensors:
 
 def _part(
     data: Transitions, rows: Sequence[NDArray[np.int64]], others: Sequence[NDArray[np.int64]]
-) -> Part:
+) -> Fold:
     """Episodes by their rows, as strange as they are by the habits of others."""
     states, rows = data.states, rows[: within(rows, ASKED)]
     habits = fit_habits([np.asarray(states[one], np.float32) for one in others])
     course = courses([np.asarray(states[one], np.float32) for one in rows])
     strange = habits.strange(course).max(axis=1)
     strangest = np.sort(course.largest(strange))
-    return Part(habits, strangest, np.concatenate(rows), strange, np.sort(strange))
+    return Fold(habits, strangest, np.concatenate(rows), strange, np.sort(strange))
 
 
 def _episodes(data: Transitions) -> list[NDArray[np.int64]]:

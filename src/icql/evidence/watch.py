@@ -48,7 +48,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SharedLimits:
     """Above which each of the two rings."""
 
     distance: float
@@ -69,7 +69,7 @@ def shared_limits(
     episode: NDArray[np.integer],
     sensors: Sensors,
     rate: float,
-) -> Limits:
+) -> SharedLimits:
     """Limits that a share of `rate` of states exceeds, of one or of both.
 
     `distance` (n,) is that of logged states, with their rows ascending; those of them count that
@@ -82,7 +82,7 @@ def shared_limits(
     less = sensors.less_strange([strange[known]] * len(sensors.parts))
     signs = np.stack([distance[place[known]], less], axis=1)
     found = usual(signs, _level(signs, np.asarray(episode)[rows[known]], rate))
-    return Limits(float(found[0]), float(found[1]))
+    return SharedLimits(float(found[0]), float(found[1]))
 
 
 def _level(signs: NDArray[np.float64], episode: NDArray[np.integer], rate: float) -> float:

@@ -13,7 +13,7 @@ from icql.algos.base import Spec
 from icql.algos.sac import SAC, SACState
 from icql.errors import UserError
 from icql.nn.critics import Critics
-from icql.nn.mlp import in_precision
+from icql.nn.mlp import MLP, in_precision
 from icql.nn.policies import TanhGaussianPolicy
 from icql.settings.algorithms import SACSettings
 from icql.weights import load_arrays, load_weights
@@ -31,6 +31,13 @@ class Snapshot(eqx.Module):
         """Return the part of a state that is kept."""
         temperature = jnp.exp(state.log_temperature.model)[None]
         return Snapshot(*in_precision((state.pi.model, state.q.model), "float32"), temperature)
+
+    @property
+    def observation_dim(self) -> int:
+        """How many numbers it is shown."""
+        net = self.policy.net
+        assert isinstance(net, MLP)  # SAC learns with one
+        return int(net.layers[0].weight.shape[0])
 
     def q(self, s: Float[Array, "... obs"], a: Float[Array, "... act"]) -> Float[Array, "..."]:
         """min_i Q_i(s, a), the value that SAC's own actor is trained on."""

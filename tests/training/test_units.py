@@ -260,6 +260,9 @@ def test_data_that_moved_is_found_again_by_its_hash(plant: Path, tmp_path: Path)
         UserError, match=rf"its data is not at {old}.*known by its hash \(\w{{12}}\)"
     ):
         icql.judge(out, dataset=old, quiet=True)
+    new.with_name("new.csv.toml").write_text(MAPPING.replace('"Pa"', '"Qa"'))
+    with pytest.raises(UserError, match="numbers, but under other names, units, bounds"):
+        icql.load_critic(out, dataset=new)
     other = write_plant(tmp_path / "other.csv", plant_rows(4, 30, seed=1))
     (tmp_path / "other.csv.toml").write_text(MAPPING)
     with pytest.raises(UserError, match="the run was made on other data"):

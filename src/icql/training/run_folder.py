@@ -265,6 +265,14 @@ class RunFolder:
                 where=data.info.source or data.info.name,
                 fix="Name the right file with --dataset, in Python dataset=….",
             )
+        told, found = self.signals, data.info.signals
+        if told and found and told != found:  # a copy that says nothing is not wrong
+            raise UserError(
+                "it has the run's numbers, but under other names, units, bounds or categories.",
+                where=data.info.source or data.info.name,
+                fix="Put back the mapping that the run was made with (run.json has it, under "
+                "`signals`), or name the right file with --dataset.",
+            )
 
     def check_space(self, found: str) -> None:
         """Refuse a space of contexts that is not the one which the run was begun with."""

@@ -188,6 +188,13 @@ def test_the_commands_of_the_cluster_page_parse():
         assert exit_.value.code == 0
 
 
+def test_every_environment_variable_is_in_the_readme():
+    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    names = set(re.findall(r"\bICQL_[A-Z0-9_]+\b", source))
+    assert {"ICQL_CACHE", "ICQL_SUPERVISE"} <= names
+    assert names == set(re.findall(r"`(ICQL_[A-Z0-9_]+)", README))
+
+
 def test_every_suite_is_on_the_benchmark_page():
     table = BENCHMARKS.partition("## Which suite")[2].partition("\n## ")[0]
     named = re.findall(r"`([\w-]+)`", "\n".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))

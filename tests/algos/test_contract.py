@@ -98,6 +98,11 @@ BRANCHES = {
     "icql-options": ("icql", {**LINEAR, "value": "expectile"}),
     "icql-printed-sign": ("icql", {**LINEAR, "value": "policy", "expectile_sign": "q-y"}),
     "icql-td3bc-options": ("icql-td3bc", LINEAR),
+    **{
+        f"{name}-networks": (name, {"policy.networks": 2})
+        for name in OFFLINE
+        if name != "auto" and hasattr(resolve_preset(name, "quick", None).settings, "policy")
+    },
 }
 # of those that a GPU computes otherwise, one of each kind
 KERNELS = ("icql", "icql-policy-value", "icql-td3bc-ridge", "bc", "iql", "dt")

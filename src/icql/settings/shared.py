@@ -60,7 +60,7 @@ class PolicySettings(Settings):
     """Hidden layers."""
     networks: Count = 1
     """Networks whose mean is the policy. Each learns from a share of every batch of its own, so
-    that more cost no time in training; their errors cancel, which helps where demonstrations are
+    that more cost little time in training; their errors cancel, which helps where demonstrations are
     few. The batch has to be a multiple."""
     init: Init = "orthogonal"
     """How fresh weights are drawn: orthogonal; small: the same with a last layer near 0, for

@@ -40,6 +40,9 @@ from icql.settings.shared import PolicySettings
 ACTIONS, LENGTH = 6, 100
 
 
+TOKEN = "a-token-of-this-benchmark"
+
+
 @dataclass(frozen=True)
 class Options:
     """What is made up, and how it is asked."""
@@ -69,7 +72,11 @@ class Client:
     def work(self) -> None:
         """Ask until the time is over, or the server closes the connection."""
         head = b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        sent = head + f"Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body
+        sent = (
+            head
+            + f"Authorization: Bearer {TOKEN}\r\nContent-Length: {len(self.body)}\r\n\r\n".encode()
+            + self.body
+        )
         with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while time.perf_counter() < self.until:
@@ -162,6 +169,7 @@ def ask_server(path: Path, states: NDArray[np.float32], o: Options) -> dict[str,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | {"ICQL_TOKEN": TOKEN},
     )
     assert server.stderr is not None
     port = int(server.stderr.readline().partition("http://")[2].split()[0].rpartition(":")[2])

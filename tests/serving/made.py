@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,9 @@ from icql.export.build import export_file
 from icql.nn.policies import DeterministicPolicy, Standardised
 from icql.settings.shared import PolicySettings
 
+TOKEN = "a-token-of-the-tests"
 OBS, ACT, EPISODES, LENGTH = 3, 2, 100, 20
+KNOWN = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
 SIGNALS = Signals(
     observation=("pressure", "water", "price"),
     action=("heater", "pump"),
@@ -75,10 +78,13 @@ def write_policy(path: Path, *, alarm: bool = True) -> Path:
 class Server:
     """`icql serve` in a process of its own."""
 
-    def __init__(self, path: Path, *argv: str) -> None:
-        command = [sys.executable, "-m", "icql", "serve", str(path), "--port", "0", *argv]
+    def __init__(self, path: Path, *argv: str, token: str = TOKEN) -> None:
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "icql", "serve", str(path), "--port", "0", *argv],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"ICQL_TOKEN": token},
         )
         assert self.process.stderr is not None
         line = self.process.stderr.readline()
@@ -92,9 +98,7 @@ class Server:
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
         """Code, JSON and headers of one answer; a body that is no text is sent as JSON."""
         sent = body if isinstance(body, str | bytes | None) else json.dumps(body)
-        given = {"Content-Type": "application/json"} | {
-            name.replace("_", "-"): value for name, value in headers.items()
-        }
+        given = KNOWN | {name.replace("_", "-"): value for name, value in headers.items()}
         with contextlib.closing(self.connect()) as connection:
             connection.request(method, path, sent, given)
             answer = connection.getresponse()
@@ -108,8 +112,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(path: Path, *argv: str) -> Iterator[Server]:
-    server = Server(path, *argv)
+def serving(path: Path, *argv: str, token: str = TOKEN) -> Iterator[Server]:
+    server = Server(path, *argv, token=token)
     try:
         yield server
     finally:

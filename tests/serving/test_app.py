@@ -56,7 +56,7 @@ def ask(
     scope = {"type": "http", "method": "POST", "path": "/act", "headers": headers}
     scope |= {"query_string": b"", "http_version": "1.1", "scheme": "http"}
     with pytest.raises(fails) if fails else contextlib.nullcontext():
-        asyncio.run(make_app(policy, served)(scope, receive, send))
+        asyncio.run(make_app(policy, served, None)(scope, receive, send))
     head = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], head, json.loads(sent[1]["body"])
 

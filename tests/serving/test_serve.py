@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from numpy.testing import assert_allclose
 from icql.cli import main
 from icql.serving.policy_file import PolicyFile
 from icql.serving.requests import MOST_ROWS, most_bytes
-from serving.made import OBS, Server, serving, write_policy
+from serving.made import KNOWN, OBS, TOKEN, Server, serving, write_policy
 
 ROW = [0.1, -0.2, 0.3]
 
@@ -120,9 +122,7 @@ def test_a_body_without_a_length_is_refused_once_it_is_too_large(server):
 
     with contextlib.closing(server.connect()) as connection:
         try:
-            connection.request(
-                "POST", "/act", pieces(), {"Content-Type": "application/json"}, encode_chunked=True
-            )
+            connection.request("POST", "/act", pieces(), KNOWN, encode_chunked=True)
         except (BrokenPipeError, ConnectionResetError):
             return  # it was refused before all was sent
         assert connection.getresponse().status == 413
@@ -149,6 +149,54 @@ def test_who_may_ask_what(server, method, place, headers, code):
     assert "Server" not in sent
 
 
+@pytest.mark.parametrize(
+    "given", ["", "Bearer", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN]
+)
+@pytest.mark.parametrize("place", ["/", "/health", "/act", "/nothing"])
+def test_nothing_is_told_without_the_token(server, given, place):
+    code, said, sent = server.ask("GET", place, Authorization=given)
+    assert (code, sent["WWW-Authenticate"]) == (401, "Bearer")
+    assert said == {
+        "error": "send the server's token, with the header Authorization: Bearer TOKEN."
+    }
+    assert sent["X-Frame-Options"] == "DENY"
+
+
+def test_a_token_is_made_and_said_where_none_is_chosen(path):
+    with serving(path, token="") as server:
+        assert server.process.stderr is not None
+        token = server.process.stderr.readline().split()[-1]
+        assert len(token) == 32
+        assert server.ask("GET", "/health")[0] == 401
+        assert server.ask("GET", "/health", Authorization=f"Bearer {token}")[0] == 200
+
+
+def test_a_token_is_not_asked_for_where_nobody_wants_one(path):
+    with serving(path, "--no-token", token="short") as server:
+        assert server.ask("GET", "/health", Authorization="")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "token", ["short", "with a space in its middle", "naïve-naïve-naïve-naïve"]
+)
+def test_a_token_that_anybody_could_guess_is_refused(path, token, monkeypatch, capsys):
+    monkeypatch.setenv("ICQL_TOKEN", token)
+    said = refused(capsys, str(path), "--port", "0")
+    assert said.startswith("icql: error: ICQL_TOKEN: must be at least 16 ASCII characters")
+    assert token not in said
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_request_of_the_page_on_exporting_is_answered(server):
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith("$ curl"))
+    line = line.removeprefix("$ ").replace("localhost:8000", f"127.0.0.1:{server.port}")
+    done = subprocess.run(
+        line, shell=True, env=os.environ | {"ICQL_TOKEN": TOKEN}, capture_output=True, check=True
+    )
+    assert len(json.loads(done.stdout)["actions"]) == 1
+
+
 def test_a_file_without_an_alarm_gives_actions_alone(tmp_path):
     with serving(write_policy(tmp_path / "policy.onnx", alarm=False)) as plain:
         code, said, _ = plain.ask("POST", "/act", {"states": [ROW]})
@@ -170,7 +218,7 @@ def test_sigterm_loses_nothing(path, kept):
                     return  # not let in: nothing was asked
             try:
                 body = json.dumps({"states": [ROW] * 20})
-                connection.request("POST", "/act", body, {"Content-Type": "application/json"})
+                connection.request("POST", "/act", body, KNOWN)
                 answer = connection.getresponse()
                 said = json.loads(answer.read())
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -199,7 +247,8 @@ def test_a_request_in_the_making_is_finished_after_sigterm(path):
     with serving(path) as server, contextlib.closing(server.connect()) as connection:
         body = json.dumps({"states": [ROW]}).encode()
         connection.putrequest("POST", "/act")
-        connection.putheader("Content-Type", "application/json")
+        for name, value in KNOWN.items():
+            connection.putheader(name, value)
         connection.putheader("Content-Length", str(len(body)))
         connection.endheaders()
         connection.send(body[:5])
@@ -254,7 +303,8 @@ def test_sigterm_at_once_and_a_client_that_goes_away(path):
     with serving(path) as server:
         connection = server.connect()
         connection.putrequest("POST", "/act")
-        connection.putheader("Content-Type", "application/json")
+        for name, value in KNOWN.items():
+            connection.putheader(name, value)
         connection.putheader("Content-Length", "100")
         connection.endheaders(b"{")
         connection.close()

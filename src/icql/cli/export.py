@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -90,7 +91,9 @@ class Serve(Options):
     """Answer requests with an exported policy, on this machine, until SIGTERM or Ctrl-C.
 
     POST /act takes {"states": [[…], …]} and gives actions, distances and alarms; GET /health says
-    whether it answers; GET / gives the card. On SIGTERM what was asked is still answered.
+    whether it answers; GET / gives the card. All want the header Authorization: Bearer TOKEN, with
+    the token that is printed, or your own in ICQL_TOKEN. On SIGTERM what was asked is still
+    answered.
     """
 
     file: tyro.conf.Positional[Path]
@@ -99,17 +102,29 @@ class Serve(Options):
     """Port; 0 for any that is free."""
     host: str = "127.0.0.1"
     """Loopback address to listen on: 127.0.0.1, localhost or ::1."""
+    no_token: Flag = False
+    """Answer every user of this machine, without a token."""
 
     def execute(self) -> Result:
         """Serve, and say what was answered."""
         from icql.serving.policy_file import INSTALL, NEEDED, PolicyFile
 
         try:
+            from icql.serving.guard import chosen_token
             from icql.serving.server import serve
         except ModuleNotFoundError as error:
             raise UserError(NEEDED, where="icql serve", fix=INSTALL) from error
+        own = None if self.no_token else chosen_token()
+        token = None if self.no_token else own or secrets.token_urlsafe(24)
         policy = PolicyFile(self.file)
-        served = serve(policy, self.host, self.port, self._begun)
+
+        def begun(address: str) -> None:
+            said = f"serving {self.file} at {address} (POST /act)"
+            if own is None and token is not None:
+                said += f"\nits token, for the header Authorization: Bearer TOKEN: {token}"
+            print(said, file=sys.stderr, flush=True)
+
+        served = serve(policy, self.host, self.port, token, begun)
         counts = {name: getattr(served, name) for name in ("requests", "rows", "alarms", "refused")}
         rang = f", {counts['alarms']:,} alarms" if policy.card["alarm"] is not None else ""
         self.say(
@@ -117,6 +132,3 @@ class Serve(Options):
             f"refused {counts['refused']:,}"
         )
         return counts
-
-    def _begun(self, address: str) -> None:
-        print(f"serving {self.file} at {address} (POST /act)", file=sys.stderr, flush=True)

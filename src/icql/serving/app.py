@@ -1,7 +1,7 @@
 """The answers: POST /act, GET /health and GET / as an ASGI application, for this machine alone.
 
 POST must be JSON, which a page of another origin may not send without asking first; the guard asks
-for a loopback host.
+for a loopback host, and before anything is answered the token is asked for.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from icql._version import __version__
-from icql.serving.guard import Guard, Served, as_json, json_answer
+from icql.serving.guard import Bearer, Guard, Served, as_json, json_answer
 from icql.serving.policy_file import PolicyFile
 from icql.serving.requests import Refused, most_bytes, read_body, read_states
 
 SMALL = 2**14  # bytes: what is larger is answered beside the loop, so that others need not wait
 
 
-def make_app(policy: PolicyFile, served: Served) -> ASGIApp:
-    """The application of one policy."""
+def make_app(policy: PolicyFile, served: Served, token: str | None) -> ASGIApp:
+    """The application of one policy, for who knows the token (None: for everybody here)."""
     answers = Answers(policy, served)
     routes = [
         Route("/act", answers.act, methods=["POST"]),
@@ -37,7 +37,8 @@ def make_app(policy: PolicyFile, served: Served) -> ASGIApp:
         HTTPException: answers.unknown,
         Exception: answers.fail,
     }
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), served)
+    inner = Starlette(routes=routes, exception_handlers=handlers)
+    return Guard(inner if token is None else Bearer(inner, token, served), served)
 
 
 class Answers:

@@ -2,12 +2,15 @@
 
 A page in a browser may send requests to any address, a loopback one too. So a request must name a
 loopback host: a name that was made to lead here is none. And where a browser says which page asks,
-it must be a page of this very server; programs say nothing of the kind.
+it must be a page of this very server; programs say nothing of the kind. Other users of the machine
+reach its loopback address as well: they do not know the token.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,6 +19,10 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from icql.errors import UserError
+
+TOKEN = "ICQL_TOKEN"  # environment variable: options are seen by every user of a machine
+SHORTEST = 16  # characters of a token that was chosen
 HOSTS = ("localhost", "127.0.0.1", "[::1]")
 HEADERS = {
     "cache-control": "no-store",
@@ -63,6 +70,42 @@ class Guard:
         if refusal is not None:
             self.served.refused += 1
         await (refusal or self.app)(scope, receive, guarded)
+
+
+class Bearer:
+    """Lets in who names the token, as `Authorization: Bearer TOKEN`."""
+
+    def __init__(self, app: ASGIApp, token: str, served: Served) -> None:
+        self.app, self.served, self._expected = app, served, f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        given = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
+        if len(given) == 1 and secrets.compare_digest(given[0], self._expected):  # constant time
+            await self.app(scope, receive, send)
+            return
+        self.served.refused += 1
+        said = {"error": "send the server's token, with the header Authorization: Bearer TOKEN."}
+        await json_answer(said, 401, {"www-authenticate": "Bearer"})(scope, receive, send)
+
+
+def chosen_token() -> str | None:
+    """The token that the environment names; None where it names none.
+
+    Raises:
+        UserError: anybody could guess it, or no header can hold it.
+    """
+    token = os.environ.get(TOKEN)
+    if not token:
+        return None
+    if len(token) < SHORTEST or not (token.isascii() and token.isprintable()) or " " in token:
+        raise UserError(
+            f"must be at least {SHORTEST} ASCII characters without spaces.",
+            where=TOKEN,
+            fix="Make one with: python -c 'import secrets; print(secrets.token_urlsafe())', or "
+            "leave it out: one is then made and said.",
+        )
+    return token
 
 
 def _refusal(headers: Sequence[tuple[bytes, bytes]]) -> Response | None:

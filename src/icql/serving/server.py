@@ -24,14 +24,18 @@ ENDING = 30  # seconds at most for answers in the making
 BACKLOG = 2048  # connections that wait to be accepted
 
 
-def serve(policy: PolicyFile, host: str, port: int, begun: Callable[[str], None]) -> Served:
-    """Answer until SIGTERM or Ctrl-C; `begun` is told the address. Returns what was answered.
+def serve(
+    policy: PolicyFile, host: str, port: int, token: str | None, begun: Callable[[str], None]
+) -> Served:
+    """Answer who knows the token (None: everybody on this machine) until SIGTERM or Ctrl-C.
+
+    `begun` is told the address. Returns what was answered.
 
     Raises:
         UserError: the host is not this machine, or the port is taken.
     """
     served = Served()
-    run_app(make_app(policy, served), served, listen(host, port), begun)
+    run_app(make_app(policy, served, token), served, listen(host, port), begun)
     return served
 
 

@@ -237,6 +237,11 @@ def test_data_that_a_worker_does_not_have_is_recorded(tmp_path, monkeypatch):
     assert "/nowhere/log.npz" in folder.failure(gone)["error"]
 
 
+def test_workers_are_told_settings_and_no_secret():
+    told = {"ICQL_CACHE": "/c", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--x"}
+    assert on_ray.passed_on(told | {"ICQL_TOKEN": "t", "HOME": "/h", "MY_ICQL_": ""}) == told
+
+
 def test_without_ray_one_message_says_how_to_get_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     out = tmp_path / "bench"

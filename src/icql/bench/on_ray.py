@@ -32,6 +32,7 @@ LOOK = 30.0  # seconds between two lines about what is running
 STORE = 100 * 2**20  # bytes of the object store of a cluster of our own: hardly anything is in it
 ARRIVAL = 60.0  # seconds after which a shared file system shows what another node wrote
 PASSED_ON = ("ICQL_", "JAX_", "XLA_")  # settings in the environment that workers have to share
+SECRET = "ICQL_TOKEN"  # of `icql serve`; what a task is given, others of the cluster may see
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,9 +85,15 @@ class OnRay:
         have = f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs on {nodes} nodes"
         each = f"each takes {self.cpus} CPUs and {gpus} GPUs"
         display.say(f"{len(groups)} groups on Ray: {have}; {each}")
-        passed = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}
-        where = (str(folder.path.resolve()), str(Path.cwd()), passed)
+        where = (str(folder.path.resolve()), str(Path.cwd()), passed_on(os.environ))
         return {task.remote(plain(dataclasses.asdict(group)), *where): group for group in groups}
+
+
+def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """What workers are told of the driver's environment."""
+    named = {name: told for name, told in environment.items() if name.startswith(PASSED_ON)}
+    named.pop(SECRET, None)
+    return named
 
 
 def run_there(content: Mapping[str, Any], out: str, place: str, passed: Mapping[str, str]) -> str:

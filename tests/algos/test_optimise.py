@@ -1,4 +1,4 @@
-"""Optimisers of policies, against Adam's and AdamW's recursions in NumPy."""
+"""Optimisers of policies and critics, against Adam's and AdamW's recursions in NumPy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from icql.algos.actor_critic import policy_optimiser
+from icql.algos.actor_critic import critic_optimiser, policy_optimiser
 from icql.algos.base import Spec
 from icql.algos.optimise import descend, start
 from icql.nn.policies import GaussianPolicy
+from icql.settings.algorithms import IQLSettings, ReBRACSettings
 from icql.settings.shared import ActorSettings, PolicySettings
 
 STEPS = 5
@@ -84,3 +85,18 @@ def test_a_cosine_ends_in_standstill() -> None:
         jax.tree.leaves(after.model), jax.tree.leaves(state.model), strict=True
     ):
         np.testing.assert_array_equal(mine, before)
+
+
+@pytest.mark.parametrize(("kind", "delay"), [(ReBRACSettings, 2), (IQLSettings, 1)])
+def test_a_cosine_of_critics_ends_with_the_last_of_their_steps(kind: Any, delay: int) -> None:
+    settings = kind(critic_cosine=True, critic_learning_rate=0.1)
+    optimiser = critic_optimiser(settings, Spec(3, 2, 2))
+    state = start(jnp.ones(3), optimiser)
+    moved = []
+    for _ in range(2 * delay + 1):
+        after, _, _ = descend(state, optimiser, lambda x: (x.sum(), 0))
+        moved.append(float(state.model[0] - after.model[0]))
+        state = after
+    pace = 0.1 * 0.5 * (1 + np.cos(np.pi * np.arange(2 * delay + 1) / (2 * delay)))
+    np.testing.assert_allclose(moved, pace, rtol=1e-4, atol=1e-6)  # Adam's steps on a plane
+    assert settings.scheduled_by == "critic_cosine"

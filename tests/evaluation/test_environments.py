@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -356,3 +357,12 @@ class Endless(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+def test_a_notice_about_rewards_that_are_not_ours_is_not_shown() -> None:
+    code = (
+        "from icql.data.tasks import get_task; from icql.evaluation import make_env; "
+        "make_env(get_task('door-human-v1'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

@@ -144,10 +144,11 @@ def stochastic_policy(
     return kind(spec.observation_dim, spec.action_dim, s.policy, spec.noise, key=key)
 
 
-def critic_optimiser(s: CriticSettings) -> optax.GradientTransformation:
-    """Adam for critics: gradient clipping, and a pace of its own for C."""
+def critic_optimiser(s: CriticSettings, spec: Spec) -> optax.GradientTransformation:
+    """Adam for critics: gradient clipping, cosine, and a pace of its own for C."""
     return adam(
         s.critic_learning_rate,
+        cosine_steps=spec.steps * s.critic_steps if s.critic_cosine else None,
         clip=s.gradient_clip or None,
         preconditioner_rate=s.local.c_learning_rate,
     )

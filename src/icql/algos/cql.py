@@ -70,7 +70,7 @@ class CQL(CriticLearner[CQLSettings]):
         q, optimiser = self.fresh_q(q_key), policy_optimiser(s, spec)
         pi = self._fresh_policy(pi_key)
         state = CQLState(
-            q=start(q, critic_optimiser(s)),
+            q=start(q, critic_optimiser(s, spec)),
             q_target=q,
             pi=start(pi, optimiser),
             log_temperature=start(jnp.zeros(()), optimiser),
@@ -120,7 +120,7 @@ class CQL(CriticLearner[CQLSettings]):
             extras = {"q": logged.mean(), "td_error": jnp.abs(error).mean(), "gap": gap.mean()}
             return loss, (excess.mean(), extras)
 
-        q, q_loss, (excess, extras) = descend(state.q, critic_optimiser(s), critic_loss)
+        q, q_loss, (excess, extras) = descend(state.q, critic_optimiser(s, self.spec), critic_loss)
 
         log_dual = state.log_dual
         if log_dual is not None:  # ascend in α'

@@ -62,9 +62,9 @@ class DMG(DelayedLearner[DMGSettings]):
         sizes = spec.observation_dim, spec.action_dim
         pi = DeterministicPolicy(*sizes, s.policy, spec.noise, key=pi_key)
         state = DMGState(
-            start(q, critic_optimiser(s)),
+            start(q, critic_optimiser(s, spec)),
             q,
-            start(v, critic_optimiser(s)),
+            start(v, critic_optimiser(s, spec)),
             start(pi, policy_optimiser(s, spec)),
             pi,
         )
@@ -86,7 +86,7 @@ class DMG(DelayedLearner[DMGSettings]):
                 estimate = v(query.s, None, batch.context, key=v_key)[0]
                 return expectile(q_logged - estimate, s.expectile).mean(), estimate.mean()
 
-            v, v_loss, v_mean = descend(v, critic_optimiser(s), value_loss)
+            v, v_loss, v_mean = descend(v, critic_optimiser(s, self.spec), value_loss)
 
             noise = jax.random.normal(noise_key, query.a.shape)
             a_next = smoothed_action(
@@ -102,7 +102,7 @@ class DMG(DelayedLearner[DMGSettings]):
                 extras = {"q": values.mean(), "td_error": jnp.abs(y - values).mean()}
                 return ((y - values) ** 2).mean(-1).sum(), extras
 
-            q, q_loss, extras = descend(q, critic_optimiser(s), critic_loss)
+            q, q_loss, extras = descend(q, critic_optimiser(s, self.spec), critic_loss)
             metrics = {"critic_loss": q_loss, "value_loss": v_loss, "v": v_mean, **extras}
             return (q, v), metrics
 

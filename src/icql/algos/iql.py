@@ -58,9 +58,11 @@ class IQL(CriticLearner[IQLSettings]):
         q_key, v_key, pi_key = jax.random.split(key, 3)
         q, v = self.fresh_q(q_key), None
         if s.value == "expectile":
-            v = start(self.fresh_v(v_key), critic_optimiser(s))
+            v = start(self.fresh_v(v_key), critic_optimiser(s, spec))
         pi = stochastic_policy(s, spec, pi_key)
-        state = IQLState(start(q, critic_optimiser(s)), q, v, start(pi, policy_optimiser(s, spec)))
+        state = IQLState(
+            start(q, critic_optimiser(s, spec)), q, v, start(pi, policy_optimiser(s, spec))
+        )
         return in_precision(state, spec.precision)
 
     def update(self, state: IQLState, batch: Batch, key: PRNGKeyArray) -> tuple[IQLState, Metrics]:
@@ -79,7 +81,7 @@ class IQL(CriticLearner[IQLSettings]):
                 estimate = v(query.s, None, batch.context, key=v_key)[0]
                 return expectile(q_logged - estimate, s.expectile).mean(), None
 
-            v, v_loss, _ = descend(state.v, critic_optimiser(s), value_loss)
+            v, v_loss, _ = descend(state.v, critic_optimiser(s, self.spec), value_loss)
             v_s, v_next = jnp.split(v.model(here_and_next[0], None, here_and_next[1])[0], 2)
 
         advantage = q_logged - v_s
@@ -98,7 +100,7 @@ class IQL(CriticLearner[IQLSettings]):
             loss = error**2 if state.v is not None else expectile(of, s.expectile)
             return loss.mean(-1).sum(), jnp.abs(error).mean()
 
-        q, q_loss, td_error = descend(state.q, critic_optimiser(s), critic_loss)
+        q, q_loss, td_error = descend(state.q, critic_optimiser(s, self.spec), critic_loss)
         q_target = follow(state.q_target, q.model, s.target_rate)
         metrics = {
             "critic_loss": q_loss,

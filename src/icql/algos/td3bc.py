@@ -110,7 +110,9 @@ class TD3Cloning(DelayedLearner[D]):
         q = self.fresh_q(q_key, layer_norm=isinstance(s, ReBRACSettings) and s.layer_norm)
         sizes = spec.observation_dim, spec.action_dim
         pi = DeterministicPolicy(*sizes, s.policy, spec.noise, key=pi_key)
-        state = TD3State(start(q, critic_optimiser(s)), q, start(pi, policy_optimiser(s, spec)), pi)
+        state = TD3State(
+            start(q, critic_optimiser(s, spec)), q, start(pi, policy_optimiser(s, spec)), pi
+        )
         return in_precision(state, spec.precision)
 
     def update(self, state: TD3State, batch: Batch, key: PRNGKeyArray) -> tuple[TD3State, Metrics]:
@@ -136,7 +138,7 @@ class TD3Cloning(DelayedLearner[D]):
                 extras = {"q": values.mean(), "td_error": jnp.abs(y - values).mean()}
                 return ((y - values) ** 2).mean(-1).sum(), extras
 
-            q, loss, extras = descend(q, critic_optimiser(s), critic_loss)
+            q, loss, extras = descend(q, critic_optimiser(s, self.spec), critic_loss)
             return q, {"critic_loss": loss, **extras}
 
         batches, last = self.split(batch)

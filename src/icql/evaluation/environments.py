@@ -10,6 +10,7 @@ domains this module adds what D4RL does otherwise:
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsFloat, TypeAlias
@@ -231,6 +232,11 @@ def _make_kitchen(task: Task) -> Env:
 
 
 def _register_robotics(task: Task) -> None:
+    with contextlib.suppress(ModuleNotFoundError):
+        from farama_notifications import notifications
+
+        # printed at import: Adroit's rewards have changed. AdroitStep pays D4RL's own
+        notifications.pop("gymnasium_robotics", None)
     try:
         import gymnasium_robotics
     except ModuleNotFoundError as error:

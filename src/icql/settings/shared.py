@@ -186,6 +186,9 @@ class CriticSettings(ActorSettings):
     """Step of the target networks' moving average."""
     critic_learning_rate: Positive = 3e-4
     """Adam's learning rate for the critics."""
+    critic_cosine: bool = False
+    """Let it fall to zero over the run by a cosine: a rate that is too large to end with may be
+    right to begin with (docs/experiments.md, E19)."""
     bound_values: bool = False
     """Keep the next state's value, before a target is made of it, within what rewards like the
     data's can add up to: no policy has more than max r / (1 − γ). A brake for critics that run
@@ -198,6 +201,16 @@ class CriticSettings(ActorSettings):
     """How fresh weights of global critics are drawn (see policy.init); local ones: orthogonal."""
     context: ContextSettings = field(default_factory=ContextSettings)
     local: LocalSettings = field(default_factory=LocalSettings)
+
+    @property
+    def critic_steps(self) -> int:
+        """Steps of the critics in one update."""
+        return 1
+
+    @property
+    def scheduled_by(self) -> str | None:
+        """A cosine ends with the planned steps."""
+        return "critic_cosine" if self.critic_cosine else super().scheduled_by
 
     @property
     def unused(self) -> dict[str, str]:
@@ -219,3 +232,8 @@ class DelayedSettings(CriticSettings):
     """Spread of the noise on the target policy's actions."""
     noise_limit: NonNegative = 0.5
     """Largest noise on the target policy's actions."""
+
+    @property
+    def critic_steps(self) -> int:
+        """Those before the policy's."""
+        return self.policy_delay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from evidence.test_notebook import shown
 from evidence.test_sensors import slow
 from icql.errors import UserError
 from icql.evidence.alarm import Alarm, fit_alarm
-from icql.evidence.watch import Watched
+from icql.evidence.sensors import Fold, Sensors
+from icql.evidence.watch import Watched, shared_limits
 
 WIDTH = 4
 
@@ -98,3 +100,21 @@ def test_of_few_episodes_bundles_are_reckoned_with():
         new = (new + np.repeat(apart[12:], LENGTH, axis=0)).reshape(8, LENGTH, WIDTH)
         rang.append(np.mean([alarm.watch(one).rings for one in new]))
     assert abs(np.mean(rang) - 0.1) < 0.04
+
+
+@pytest.mark.parametrize(
+    ("parts", "rings"), [(0, False), (1, False), (2, False), (3, True), (5, True)]
+)
+def test_a_state_is_strange_by_the_habits_of_most_parts(parts, rings):
+    """Of logged states nearly all are not strange at all; a new one has five chances to be."""
+    habits: Any = None
+    strange = np.zeros((5, 20))
+    strange[0, 7] = 1.0
+    folds = tuple(
+        Fold(habits, np.ones(4), np.arange(20 * i, 20 * i + 20), one, np.sort(one))
+        for i, one in enumerate(strange)
+    )
+    sensors, episode = Sensors(folds), np.repeat(np.arange(20), 5)
+    limits = shared_limits(np.arange(100), np.linspace(0, 1, 100), episode, sensors, 0.1)
+    new = [np.array([[2.0 * (i < parts)]]) for i in range(5)]
+    assert limits.stuck(sensors, new).item() == rings

@@ -59,8 +59,13 @@ class SharedLimits:
         return distance > self.distance
 
     def stuck(self, sensors: Sensors, strange: Sequence[NDArray[np.float64]]) -> NDArray[np.bool_]:
-        """Which columns (T, obs) are stranger than allowed, by every part's habits."""
-        return sensors.less_strange(strange) > self.less_strange
+        """Which columns (T, obs) are stranger than allowed, by the median of the parts' habits.
+
+        A logged state is compared by one part's habits. A new one that rang by any of them would
+        have as many chances as there are parts.
+        """
+        middle = np.median(strange, axis=0)
+        return sensors.less_strange([middle] * len(strange)) > self.less_strange
 
 
 def shared_limits(

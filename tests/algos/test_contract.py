@@ -427,8 +427,8 @@ def test_a_remedy_that_is_taken_is_not_told_again():
     assert "--critics 2" in remedies(critics=1)
     assert "--critics 2" not in remedies(critics=2)
     assert "--bound-values" not in remedies(bound_values=True)
-    assert "--local.spectral-bound" in remedies(critic="local")
-    assert "--local.spectral-bound" not in remedies(critic="local", **{"local.spectral_bound": 1.0})
+    assert "--local.normalise unit" in remedies(critic="local")
+    assert "--local.normalise" not in remedies(critic="local", **{"local.normalise": "unit"})
     ridge = {"critic": "local", "local.module": "ridge"}
     assert "--context.exclude" in remedies(**ridge)
     assert "--local.c-scale" not in remedies(**ridge)

@@ -114,7 +114,15 @@ def test_quick_is_quick_on_every_task() -> None:
 
 def test_what_learns_by_rank_keeps_its_own_weights() -> None:
     settings = resolve_preset("icql-rank", "paper", None).settings
-    assert (settings.actor_bc, settings.critic_bc, settings.batch_size) == (0.05, 0.01, 256)
+    assert (settings.actor_bc, settings.critic_bc, settings.batch_size) == (0.02, 0.0, 256)
+    assert (settings.critics, settings.critic_learning_rate, settings.critic_cosine) == (
+        5,
+        1e-3,
+        True,
+    )
+    quick = resolve_preset("icql-rank", "quick", None).settings  # as it was measured there
+    assert (quick.actor_bc, quick.critic_bc, quick.critics) == (0.1, 0.01, 2)
+    assert (quick.critic_learning_rate, quick.critic_cosine) == (3e-4, False)
 
 
 @pytest.mark.parametrize("name", WITHOUT)

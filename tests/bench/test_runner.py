@@ -24,7 +24,9 @@ from bench.small_suite import RUN, SUITE, TINY, outcomes, request, run
 from icql.analysis.brief import brief_rows
 from icql.bench import runner
 from icql.bench.analyses import analyses_of
+from icql.bench.merge import merge
 from icql.bench.records import BenchFolder, Damaged, read_sealed
+from icql.bench.report import gather
 from icql.bench.status import status
 from icql.bench.suites import Row, get_suite, suites
 from icql.cli import main
@@ -388,10 +390,23 @@ def test_a_failing_group_is_recorded_and_the_rest_goes_on(data, tmp_path, monkey
     assert result["failed"][0]["error"] == "out of <memory>"
     (failed,) = [g for g in status(BenchFolder.open(out))["groups"] if g["state"] == "failed"]
     assert (failed["what"], failed["error"]) == ("narrow on pendulum-test", "out of <memory>")
+    kept = tmp_path / "kept"  # results that leave out what failed would flatter the rest
+    merged = merge([out], kept)
+    assert (merged["copied"], merged["failed"]) == (2, ["narrow on pendulum-test: out of <memory>"])
+    assert gather(BenchFolder.open(kept)).failures == (
+        ("narrow on pendulum-test", "out of <memory>"),
+    )
+    (told,) = (kept / "failures").iterdir()
+    assert "trace" not in json.loads(
+        told.read_text()
+    )  # whose files those were is nobody's business
     monkeypatch.setattr(trainer, "run_training", train)
     result = run(data, out, run=QUICK, suite=pair)
     assert (result["finished"], result["failed"]) == (4, [])
     assert list((out / "failures").iterdir()) == []
+    assert merge([out], kept)["failed"] == []
+    assert gather(BenchFolder.open(kept)).failures == ()
+    assert list((kept / "failures").iterdir()) == []
 
 
 def test_one_group_is_run_by_one_process_and_taken_over_when_it_dies(data, whole, tmp_path):

@@ -45,11 +45,11 @@ class CriticLearner(Algorithm[S]):
             "hold values within bounds (--bound-values)": self._bounds is False,
             "take two critics (--critics 2)": s.critics < 2,
             "lower --local.c-scale": module == "linear",
-            "bound C (--local.spectral-bound 1)": (
-                local is not None and module == "linear" and not local.local.spectral_bound
+            "give features unit length (--local.normalise unit)": (
+                local is not None and local.local.normalise == "none"
             ),
             "leave own episodes out of contexts (--context.exclude episode)": (
-                local is not None and module == "ridge" and local.context.exclude != "episode"
+                local is not None and local.context.exclude != "episode"
             ),
             "scale rewards down (--data.reward-scale 0.01)": True,
         }

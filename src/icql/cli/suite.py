@@ -236,7 +236,8 @@ class Merge(Options):
     """Copy the finished cells of several benchmark folders into one.
 
     For folders that were made on several machines, and for results that are kept: records and what
-    reports show beside them, without the run folders. Cells that are there already stay.
+    reports show beside them, without the run folders. Cells that are there already stay; what
+    failed is kept as failed.
     """
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
@@ -256,6 +257,8 @@ class Merge(Options):
         self.say(f"{result['copied']} cells copied to {self.out}, {result['found']} were there")
         for what in result["other_outcome"]:
             self.say(f"note: {what} has another outcome than the one that was there, which stays")
+        for what in result["failed"]:
+            self.say(f"failed   {what}")
         for reason in result["damaged"]:
             self.say(f"damaged  {reason}")
         return result

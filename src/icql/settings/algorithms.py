@@ -146,14 +146,18 @@ class ReBRACSettings(DelayedSettings):
 class RankSettings(ReBRACSettings):
     """Settings of ReBRAC whose policy learns from what fared well among similar states."""
 
-    actor_bc: NonNegative = 0.05
+    critics: Count = 5
+    """Number of Q critics; their minimum is used (1: single)."""
+    actor_bc: NonNegative = 0.02
     """β₁, the weight of cloning in the actor."""
-    critic_bc: NonNegative = 0.01
+    critic_bc: NonNegative = 0.0
     """β₂, the penalty on the target policy's distance from the data's next action."""
     batch_size: Count = 256
     """Transitions per gradient step."""
-    critic_learning_rate: Positive = 3e-4
+    critic_learning_rate: Positive = 1e-3
     """Adam's learning rate for the critics."""
+    critic_cosine: bool = True
+    """Let it fall to zero over the run by a cosine."""
     init: Init = "orthogonal"
     """How fresh weights of global critics are drawn (see policy.init); local ones: orthogonal."""
     data: DataSettings = field(default_factory=lambda: DataSettings(normalise_states=True))

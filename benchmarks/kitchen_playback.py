@@ -5,8 +5,10 @@
 D4RL's states are what a simulator showed that played the demonstrations, with noise on every joint.
 A file whose objects come from the demonstrations' own logs has none there: what never moves is then
 a constant, and a network that learned nothing about it sees it shake (docs/experiments.md, E22).
-The robot is driven as it was then: to where it read itself, plus the action. Printed is how many of
-the tasks end fulfilled, in the log and here; the file has D4RL's layout, and can be trained on with
+The robot is driven as it was then: to where it read itself, plus the action. Its joints stay as
+logged: the controls were set by these readings, so that the actions make up for the noise in them.
+Printed is how far they are from the played ones (by the noise of both), and how many of the tasks
+end fulfilled, in the log and here. The file has D4RL's layout, and can be trained on with
 `ICQL_D4RL_DIR=played`.
 """
 
@@ -66,6 +68,7 @@ def main(options: Options) -> None:
     print(f"episodes {len(spans)}, rows {stops[-1]:,}")
     print(f"tasks fulfilled at the end: {logged:.2f} in the log, {here:.2f} played")
     print(f"robot joints apart: {apart.mean():.4f} on average, {apart.max():.3f} at most")
+    shown[:, :ROBOT] = states[: stops[-1], :ROBOT]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(options.out, "w") as file:
         file["observations"], file["rewards"] = shown, rewards

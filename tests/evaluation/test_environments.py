@@ -206,6 +206,30 @@ def test_kitchen_state_layout_equals_the_file(kitchen: EnvPool, d4rl: Path) -> N
     np.testing.assert_allclose(state[9:30], states[starts, 9:30].mean(0), atol=0.02)
 
 
+def test_the_kitchen_does_what_d4rl_recorded(kitchen: EnvPool, d4rl: Path) -> None:
+    """A logged demonstration played here: D4RL's robot to within its noise, and all tasks done.
+
+    A velocity is added to what the robot read, so it is driven by the logged readings.
+    """
+    with h5py.File(d4rl / "kitchen-complete-v0.hdf5") as file:
+        end = int(np.flatnonzero(file["terminals"][:])[0]) + 1
+        states, actions = file["observations"][:end], file["actions"][:end]
+    (env,) = kitchen.take(1)
+    env.reset(seed=0)
+    robot: Any = env.unwrapped.robot_env  # type: ignore[attr-defined]
+    start = np.concatenate([states[0, :9], robot.init_qpos[9:]])
+    robot.set_state(start, np.zeros_like(robot.init_qvel))
+    joints, paid = [], 0.0
+    for state, action in zip(states, actions, strict=True):
+        joints.append(robot.data.qpos.copy())
+        robot._last_robot_qpos = state[:9].astype(float)
+        paid += float(env.step(action)[1])
+    assert paid == len(KITCHEN.kitchen_tasks)
+    apart = np.abs(np.array(joints)[:, :9] - states[:, :9])
+    assert apart.mean() < np.mean(KITCHEN.noise[:9])  # of the log alone: half its width on average
+    assert np.quantile(apart, 0.99) < 2 * max(KITCHEN.noise[:9])
+
+
 def test_kitchen_episode_ends_at_its_limit_and_repeats_from_the_seed(kitchen: EnvPool) -> None:
     seen: list[Any] = []
 

@@ -26,7 +26,7 @@ from icql.bench import runner
 from icql.bench.analyses import analyses_of
 from icql.bench.merge import merge
 from icql.bench.records import BenchFolder, Damaged, read_sealed
-from icql.bench.report import gather
+from icql.bench.report import gather, write_report
 from icql.bench.status import status
 from icql.bench.suites import Row, get_suite, suites
 from icql.cli import main
@@ -396,6 +396,11 @@ def test_a_failing_group_is_recorded_and_the_rest_goes_on(data, tmp_path, monkey
     assert gather(BenchFolder.open(kept)).failures == (
         ("narrow on pendulum-test", "out of <memory>"),
     )
+    for suffix in ("md", "html", "tex"):
+        write_report(gather(BenchFolder.open(kept)), tmp_path / f"page.{suffix}")
+    assert "| pendulum-test | narrow | failed |" in (tmp_path / "page.md").read_text()
+    assert '<td title="out of &lt;memory&gt;">failed</td>' in (tmp_path / "page.html").read_text()
+    assert "& failed" in (tmp_path / "page.tex").read_text()
     (told,) = (kept / "failures").iterdir()
     assert "trace" not in json.loads(
         told.read_text()

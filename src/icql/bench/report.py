@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,7 @@ class Table:
     rows: tuple[tuple[str, str], ...]  # id and name of every method
     tasks: tuple[str, ...]
     cells: dict[tuple[str, str], TableCell]  # by id of the method, and task
+    failed: dict[tuple[str, str], str] = field(default_factory=dict)  # why there is no cell
 
     @property
     def over(self) -> str:
@@ -307,6 +308,7 @@ def gather(folder: BenchFolder) -> Report:
     """Read a folder; what is damaged is said and left out."""
     groups, notes = folder.groups()
     places: dict[tuple[str, str, str], list[TableCell]] = {}
+    failed: dict[tuple[str, str, str], tuple[str, str]] = {}
     failures, unfinished = [], []
     for group in groups:
         records, wrong = folder.records(group)
@@ -315,6 +317,9 @@ def gather(folder: BenchFolder) -> Report:
             unfinished.append((group.label, len(records), len(group.seeds)))
             if (failure := folder.failure(group)) is not None:
                 failures.append((group.label, str(failure["error"])))
+                for place in group.asked:
+                    key = place.suite, place.row, place.task
+                    failed[key] = place.name, str(failure["error"])
         if records:
             ordered = tuple(records[seed] for seed in sorted(records))
             data, critics = analyses_of(folder, group)
@@ -339,7 +344,8 @@ def gather(folder: BenchFolder) -> Report:
         f"{c.group.data_hash[:8]}, group {c.group.key[:8]}"
         for c in left
     ]
-    tables = [_table(name, chosen) for name in dict.fromkeys(key[0] for key in chosen)]
+    failed = {key: told for key, told in failed.items() if key not in chosen}
+    tables = [_table(name, chosen, failed) for name in dict.fromkeys(key[0] for key in chosen)]
     order = list(suites())
     tables.sort(key=lambda t: order.index(t.suite.id) if t.suite.id in order else len(order))
     return Report(
@@ -378,17 +384,24 @@ def _weight(cell: TableCell) -> tuple[int, str]:
     return cell.steps, max(record["run"]["time"] for record in cell.records)
 
 
-def _table(name: str, chosen: dict[tuple[str, str, str], TableCell]) -> Table:
+def _table(
+    name: str,
+    chosen: dict[tuple[str, str, str], TableCell],
+    failed: dict[tuple[str, str, str], tuple[str, str]],
+) -> Table:
     suite = suites().get(name) or Suite(id=name, title=name)
     cells = {(row, task): cell for (of, row, task), cell in chosen.items() if of == name}
-    names = {row: cell.place.name for (row, _), cell in cells.items()}
+    errors = {(row, task): error for (of, row, task), (_, error) in failed.items() if of == name}
+    names = {row: said for (of, row, _), (said, _) in failed.items() if of == name}
+    names |= {row: cell.place.name for (row, _), cell in cells.items()}
     rows = _ordered(names, [row.id for row in suite.rows])
-    tasks = _ordered({task for _, task in cells}, suite.tasks)
+    tasks = _ordered({task for _, task in (*cells, *errors)}, suite.tasks)
     return Table(
         suite=suite,
         rows=tuple((row, names[row]) for row in rows),
         tasks=tuple(tasks),
         cells=cells,
+        failed=errors,
     )
 
 

@@ -41,7 +41,7 @@ def page(report: Report) -> str:
     body = [
         "<header><h1>Benchmark report</h1>",
         f"<p>{counts['cells']} finished cells of {counts['suites']} suites, "
-        f"{counts['misses']} misses, {counts['failures']} failures.</p>",
+        f"misses: {counts['misses']}, failures: {counts['failures']}.</p>",
         f"<nav>{' · '.join(links)}</nav></header>",
         *_notes(report),
         *(_suite(table) for table in tables),
@@ -125,6 +125,8 @@ def _scores(table: Table) -> str:
 
 def _score(table: Table, row: str, task: str) -> str:
     cell = table.cells.get((row, task))
+    if cell is None and (row, task) in table.failed:
+        return _td("failed", hint=table.failed[row, task])
     if cell is None or cell.summary is None:
         return "<td>–</td>"
     mean, best = cell.summary["mean"], cell.best

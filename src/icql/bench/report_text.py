@@ -120,6 +120,8 @@ def _section(table: Table) -> str:
                     f"| {_plain(task)} | {_plain(name)} | {_short_score(cell)} | "
                     f"{cell.steps:,}{short} | {_plain(_beside(cell)) or '–'} | {cell.verdict} |"
                 )
+            elif (row, task) in table.failed:
+                lines.append(f"| {_plain(task)} | {_plain(name)} | failed | – | – | – |")
     if any(cell.published for cell in table.cells.values()):
         lines += ["", VERDICTS]
     if table.iqm:
@@ -162,7 +164,10 @@ def _latex_table(table: Table) -> str:
     lines = []
     for task in table.tasks:
         cells = [table.cells.get((row, task)) for row, _ in table.rows]
-        ours = " & ".join("--" if cell is None else _tex(_short_score(cell)) for cell in cells)
+        ours = " & ".join(
+            _tex(_short_score(cell)) if cell else "failed" if (row, task) in table.failed else "--"
+            for cell, (row, _) in zip(cells, table.rows, strict=True)
+        )
         lines.append(f"{_tex(task)} & {ours} \\\\")
         firsts = [cell.verdicts[:1] if cell is not None else [] for cell in cells]
         if any(firsts):

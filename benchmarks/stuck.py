@@ -16,11 +16,13 @@ tenth of the column's spread. In the others the sensor says the truth, stuck or 
 their share, of which none can be told but where a sensor that works would move. That other columns,
 which now contradict the stuck one, may ring too is not counted.
 
-As they are, the held-out episodes give the false alarms of all three.
+As they are, the held-out episodes give the false alarms of all three. With --still, in their place:
+what a policy file can tell, that a column stands still for longer than its limit.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -35,7 +37,8 @@ from alarm import RATES, some_episodes
 from icql.data.transitions import Transitions
 from icql.evidence.alarm import Alarm, fit_alarm, limit_of
 from icql.evidence.movement import NOISE
-from icql.evidence.stillness import States, courses
+from icql.evidence.still_limits import fit_still_limits
+from icql.evidence.stillness import FOREVER, States, courses, runs
 from icql.evidence.watch import shared_limits
 from icql.retrieval.metric import spreads
 
@@ -72,12 +75,17 @@ class Options:
     """Of the fifths."""
     markdown: bool = False
     """Print rows of tables instead of JSON."""
+    still: bool = False
+    """Only what a policy file can tell."""
 
 
 def main() -> None:
     asked = tyro.cli(Options)
     for name in asked.data:
         log = some_episodes(icql.load_dataset(name), asked.rows)
+        if asked.still:
+            print(json.dumps({"data": log.info.name, **by_standing_still(log, asked)}), flush=True)
+            continue
         told = {"data": log.info.name, **of_log(log, asked)}
         print(as_markdown(told) if asked.markdown else json.dumps(told), flush=True)
 
@@ -105,6 +113,37 @@ def of_log(log: Transitions, asked: Options) -> dict[str, Any]:
         "false": {rate: of_false(found) for rate, found in false.items()},
         "ways": {way: of_way(counts[:, j]) for j, way in enumerate(WAYS) if asked.episodes},
         "by_column": by_column(counts.sum(axis=1), varies),
+    }
+
+
+def by_standing_still(log: Transitions, asked: Options) -> dict[str, Any]:
+    """Shares of states, all and wrong, at which a stuck column exceeds its limit; false alarms."""
+    rng, episodes = np.random.default_rng(asked.seed), np.unique(log.episode)
+    states = np.asarray(log.states)
+    varies = np.flatnonzero(np.ptp(states, axis=0) > 0)
+    counts, called = np.zeros((2, 2), np.int64), []
+    for held in np.array_split(rng.permutation(episodes), 5)[: asked.splits]:
+        out = np.isin(log.episode, held)
+        limits, known = fit_still_limits(log.subset(~out), rate=asked.rate), states[~out]
+        new = [states[log.episode == one] for one in held[: asked.whole]]
+        called += [(runs(one) > limits.states).any() for one in new]
+        least = NOISE * spreads(known)
+        for one, column in itertools.product(new[: asked.episodes], varies):
+            middle = int(rng.integers(len(one) // 3, max(2 * len(one) // 3, len(one) // 3 + 1)))
+            for way, value in WAYS.items():
+                start, held_at = 0 if way == "first value" else middle, one[:, [column]].copy()
+                held_at[start:] = value(known[:, column], one[: start + 1, column])
+                seen = (runs(held_at) > limits.states[column])[start:, 0]
+                wrong = np.abs(held_at[start:, 0] - one[start:, column]) > least[column]
+                counts += [[len(seen), seen.sum()], [wrong.sum(), seen[wrong].sum()]]
+    shares = counts[:, 1] / counts[:, 0]
+    return {
+        "episodes_called": round(float(np.mean(called)), 4),
+        "promised": limits.rate,
+        "columns_with_a_limit": int((limits.states < FOREVER)[varies].sum()),
+        "columns": len(varies),
+        "all": round(float(shares[0]), 4),
+        "wrong": round(float(shares[1]), 4),
     }
 
 

@@ -60,10 +60,12 @@ def test_the_commands_and_the_example_of_the_page_on_exporting_run(tmp_path, mon
     page = (ROOT / "docs" / "export.md").read_text()
     for line in "".join(blocks(page, "bash")).splitlines():
         assert main(shlex.split(line)[1:]) == 0, line
-    (code,) = blocks(page, "python")
     names: dict[str, object] = {}
-    exec(compile(code, "export.md", "exec"), names)
+    for code in blocks(page, "python"):
+        exec(compile(code, "export.md", "exec"), names)
     action, distance, alarm, limit = names["said"]
+    assert names["stuck"].tolist() == [False] * 11
+    assert (names["limits"] < 100).all()
     assert action.shape == (3, 3)
     assert alarm.all()
     assert names["rings"].all()

@@ -113,9 +113,16 @@ def test_the_card_is_inside_and_beside(run, tmp_path, capsys):
     assert card["data"]["hash"] == json.loads((run / "run.json").read_text())["data_hash"]
     assert card["policy_hash"] == file_hash(run / "policy.safetensors")
     assert card["signals"]["observation"][0] == "pressure"
+    assert len(card["alarm"]["still"]["states"]) == card["columns"]
     assert str(run.parent) not in json.dumps(card)  # no folders of this machine
     page = (tmp_path / "policy.md").read_text()
-    for words in ("| 0 | pressure | Pa |", "| 0 | valve | % | 0 | 100 |", "about 5 %", "mode=auto"):
+    for words in (
+        "| 0 | pressure | Pa |",
+        "| 0 | valve | % | 0 | 100 |",
+        "about 5 %",
+        "mode=auto",
+        "are stuck",
+    ):
         assert words in page
     assert "not recorded" in page
 

@@ -51,6 +51,17 @@ def test_answers_are_those_of_the_file(server, path):
     assert (np.array(said["distances"]) > said["limit"]).tolist() == said["alarms"]
 
 
+def test_of_an_episodes_last_states_stuck_sensors_are_named(server, path):
+    states = np.random.default_rng(2).normal(size=(12, OBS)).astype(np.float32)
+    states[4:, 1] = states[4, 1]
+    code, said, _ = server.ask("POST", "/act", {"states": states.tolist(), "course": True})
+    assert code == 200
+    assert PolicyFile(path).card["alarm"]["still"]["states"] == [1] * OBS  # all move every time
+    assert said["stuck"] == [["water"] if row > 4 else [] for row in range(12)]
+    assert said["actions"] == server.ask("POST", "/act", {"states": states.tolist()})[1]["actions"]
+    assert "stuck" not in server.ask("POST", "/act", {"states": [ROW], "course": False})[1]
+
+
 def test_health_and_card(server):
     code, health, _ = server.ask("GET", "/health")
     assert (code, health["status"]) == (200, "ok")
@@ -98,6 +109,7 @@ REFUSED = {
     "a row that is none": ({"states": [ROW, 3]}, 400, "no list of numbers"),
     "no states": ({"state": [ROW]}, 400, "must be an object"),
     "a list": ([ROW], 400, "must be an object"),
+    "a course of words": ({"states": [ROW], "course": "yes"}, 400, "true or false"),
     "not JSON": ("states", 400, "not valid JSON"),
     "not text": (b"\xff\xfe\xfa", 400, "not valid JSON"),
     "deep": ("[" * 100_000, 400, "not valid JSON"),
@@ -201,6 +213,8 @@ def test_a_file_without_an_alarm_gives_actions_alone(tmp_path):
     with serving(write_policy(tmp_path / "policy.onnx", alarm=False)) as plain:
         code, said, _ = plain.ask("POST", "/act", {"states": [ROW]})
         assert (code, list(said)) == (200, ["actions"])
+        code, said, _ = plain.ask("POST", "/act", {"states": [ROW], "course": True})
+        assert (code, "has no alarm" in said["error"]) == (400, True)
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["open connections", "new connections"])

@@ -102,7 +102,7 @@ def fit_sensors(data: Transitions, *, rate: float = 0.05) -> Sensors:
     """
     if not 0 < rate < 1:
         raise UserError(f"must lie between 0 and 1, not {rate}.", where="rate")
-    found = _episodes(data)
+    found = episode_rows(data)
     rows = found[: within(found, READ)]
     count = 2 if len(rows) >= MANY else min(FOLDS, len(rows))
     if count < 2:
@@ -128,7 +128,7 @@ def _part(
     return Fold(habits, strangest, np.concatenate(rows), strange, np.sort(strange))
 
 
-def _episodes(data: Transitions) -> list[NDArray[np.int64]]:
+def episode_rows(data: Transitions) -> list[NDArray[np.int64]]:
     """The rows of each episode; episodes in an order drawn at random."""
     episode = np.asarray(data.episode)
     starts = np.flatnonzero(np.append(True, episode[1:] != episode[:-1]))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from icql._version import __version__
 from icql.errors import UserError
+from icql.evidence.still_limits import fit_still_limits
 from icql.export.agreement import Original, compare, made_up, probes
 from icql.export.alarm_nodes import alarm_nodes
 from icql.export.card import FORMAT, LIMITS, as_markdown
@@ -99,5 +100,6 @@ def _card(original: Original) -> dict[str, Any]:
             "states": len(alarm.kept),
             "space": alarm.retriever.settings.space,
             "measured": MEASURED[alarm.retriever.settings.space],
+            "still": fit_still_limits(alarm.log, rate=alarm.rate).as_json(),
         },
     }

@@ -9,7 +9,8 @@ FORMAT = 1
 Card = Mapping[str, Any]
 
 LIMITS = (
-    "It answers each state by itself: nothing is remembered from one call to the next.",
+    "It answers each state by itself: nothing is remembered from one call to the next. To tell a "
+    "stuck sensor, an episode's last states have to be looked at together.",
     "The score and the verdict are about the data it was trained on; where the plant has changed "
     "since, they say nothing.",
     "The alarm says that nothing like a state was logged, not that a state is dangerous; without "
@@ -98,6 +99,22 @@ def _alarm(card: Card) -> Iterator[str]:
         "episodes that are like the logged ones, and in at most "
         f"{100 * alarm['worst']:.2g} % if no logged episode is like another."
     )
+    yield from _still(alarm["still"], card["signals"]["observation"])
+
+
+def _still(still: Mapping[str, Any], names: list[str]) -> Iterator[str]:
+    known = [(i, n) for i, n in enumerate(still["states"]) if n is not None]
+    yield from ("", "## Sensors that are stuck", "")
+    if not known:
+        yield "Every column rested throughout some logged episode: to stand still says nothing."
+        return
+    yield (
+        "One that stands still, number for number, for more states in a row than this; at most "
+        f"about {100 * still['rate']:.2g} % of new episodes like the logged ones have any. Columns "
+        "that are not listed rested throughout some logged episode."
+    )
+    yield from ("", "| column | name | states |", "|---|---|---|")
+    yield from (f"| {i} | {_cell(names[i] if names else '(no name)')} | {n} |" for i, n in known)
 
 
 def _tests(card: Card) -> Iterator[str]:

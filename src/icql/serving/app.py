@@ -19,7 +19,14 @@ from starlette.types import ASGIApp
 from icql._version import __version__
 from icql.serving.guard import Bearer, Guard, Served, as_json, json_answer
 from icql.serving.policy_file import PolicyFile
-from icql.serving.requests import Refused, most_bytes, read_body, read_states
+from icql.serving.requests import (
+    Refused,
+    is_course,
+    most_bytes,
+    read_body,
+    read_object,
+    states_of,
+)
 
 SMALL = 2**14  # bytes: what is larger is answered beside the loop, so that others need not wait
 
@@ -49,7 +56,7 @@ class Answers:
         self.limit = most_bytes(policy.columns)
 
     async def act(self, request: Request) -> Response:
-        """Actions, distances and alarms of the states in the body."""
+        """Actions, distances and alarms of the states in the body; of a course, what is stuck."""
         body = await read_body(request, self.limit)
         if len(body) <= SMALL:
             said, rows, alarms = self._answer(body)
@@ -62,8 +69,13 @@ class Answers:
         return Response(said, media_type="application/json")
 
     def _answer(self, body: bytes) -> tuple[bytes, int, int]:
-        states = read_states(body, self.policy)
-        answer = self.policy(states)
+        asked = read_object(body)
+        states, beside = states_of(asked, self.policy), {}
+        if is_course(asked):
+            beside["stuck"] = self.policy.stuck(states)
+            if beside["stuck"] is None:
+                raise Refused(400, "the file cannot tell stuck sensors: it has no alarm.")
+        answer = self.policy(states) | beside
         return as_json(answer), len(states), sum(answer.get("alarms", ()))
 
     async def health(self, request: Request) -> Response:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from icql.errors import UserError
+from icql.evidence.stillness import runs
 from icql.export.card import FORMAT
 from icql.export.seal import CARD, verify
 from icql.files import read_small
@@ -53,6 +54,8 @@ class PolicyFile:
             )
         self.columns: int = self.card["columns"]
         self.names: list[str] = self.card["signals"]["observation"]
+        still = (self.card["alarm"] or {}).get("still")  # files of before have none
+        self._still = None if still is None else _limits(still["states"])
         self._outputs = [o.name for o in self._session.get_outputs() if o.name != "limit"]
 
     def __call__(self, states: NDArray[np.float32]) -> Answer:
@@ -69,3 +72,19 @@ class PolicyFile:
             answer["alarms"] = said["alarm"].tolist()
             answer["limit"] = self.card["alarm"]["limit"]
         return answer
+
+    def stuck(self, states: NDArray[np.float32]) -> list[list[str | int]] | None:
+        """The columns that have stood still for too long at each of an episode's last states.
+
+        By name, or by number where they have none; None: the file cannot tell.
+        """
+        if self._still is None:
+            return None
+        called = runs(states) > self._still
+        names: list[str | int] = [*self.names] or list(range(self.columns))
+        return [[names[i] for i in np.flatnonzero(row)] for row in called]
+
+
+def _limits(states: list[int | None]) -> NDArray[np.float64]:
+    """For how many states each column may stand still."""
+    return np.array([np.inf if n is None else n for n in states])

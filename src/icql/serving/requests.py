@@ -68,18 +68,36 @@ def read_states(body: bytes, policy: TakesStates) -> NDArray[np.float32]:
     Raises:
         Refused: it is anything else, or a number in it is not finite.
     """
+    return states_of(read_object(body), policy)
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that a body is."""
     try:
         asked = json.loads(body, parse_constant=_not_json)
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is not valid JSON ({error}).") from None
     if not isinstance(asked, dict) or "states" not in asked:
         raise Refused(400, 'the body must be an object: {"states": [[…], …]}.')
+    return asked
+
+
+def states_of(asked: dict[str, Any], policy: TakesStates) -> NDArray[np.float32]:
+    """The states (rows, columns) of an object."""
     rows = asked["states"]
     if not isinstance(rows, list) or not rows or not isinstance(rows[0], list):
         raise Refused(400, "`states` must be a list of rows, each a list of numbers.")
     if len(rows) > MOST_ROWS:
         raise Refused(413, f"`states` has {len(rows):,} rows; at most {MOST_ROWS:,} at once.")
     return _numbers(rows, policy)
+
+
+def is_course(asked: dict[str, Any]) -> bool:
+    """Whether the states are an episode's last ones in order: {"course": true}."""
+    course = asked.get("course", False)
+    if not isinstance(course, bool):
+        raise Refused(400, "`course` must be true or false.")
+    return course
 
 
 def _numbers(rows: list[Any], policy: TakesStates) -> NDArray[np.float32]:

@@ -28,6 +28,7 @@ from icql.data.datasets import find_d4rl
 from icql.data.tasks import get_task
 from icql.evaluation.env_processes import cores
 from icql.evaluation.environments import make_env
+from icql.files import atomic
 from icql.progress import Display
 
 ROBOT = 9  # joints; the objects' follow
@@ -69,8 +70,7 @@ def main(options: Options) -> None:
     print(f"tasks fulfilled at the end: {logged:.2f} in the log, {here:.2f} played")
     print(f"robot joints apart: {apart.mean():.4f} on average, {apart.max():.3f} at most")
     shown[:, :ROBOT] = states[: stops[-1], :ROBOT]
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(options.out, "w") as file:
+    with atomic(options.out) as temporary, h5py.File(temporary, "w") as file:
         file["observations"], file["rewards"] = shown, rewards
         file["actions"], file["terminals"] = actions[: stops[-1]], ends[: stops[-1]]
 

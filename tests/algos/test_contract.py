@@ -428,6 +428,8 @@ def test_a_remedy_that_is_taken_is_not_told_again():
     assert "--critics 2" not in remedies(critics=2)
     assert "--bound-values" not in remedies(bound_values=True)
     assert "--local.normalise unit" in remedies(critic="local")
+    assert "--context.exclude episode" in remedies(critic="local")
+    assert "--context.exclude" not in remedies(critic="local", **{"context.exclude": "episode"})
     assert "--local.normalise" not in remedies(critic="local", **{"local.normalise": "unit"})
     ridge = {"critic": "local", "local.module": "ridge"}
     assert "--context.exclude" in remedies(**ridge)

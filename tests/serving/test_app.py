@@ -71,6 +71,15 @@ def test_an_answer_is_counted_and_the_last_ones_close_the_connection():
     assert ask(Fake(), served, BODY)[1]["connection"] == "close"
 
 
+def test_a_file_of_before_knows_no_stuck_sensors(monkeypatch):
+    """Its alarm came without limits of standing still."""
+    served, body = Served(), json.dumps({"states": [[1.0, 2.0]], "course": True}).encode()
+    monkeypatch.setattr(Fake, "stuck", lambda self, states: None, raising=False)
+    monkeypatch.setitem(globals(), "BODY", body)
+    code, _, said = ask(Fake(), served, body)
+    assert (code, "export it anew" in said["error"], served.requests) == (400, True, 0)
+
+
 def test_a_body_that_does_not_arrive(monkeypatch):
     monkeypatch.setattr(requests, "SECONDS", 0.05)
     code, _, said = ask(Fake(), Served(), BODY[:5])

@@ -214,7 +214,7 @@ def test_a_file_without_an_alarm_gives_actions_alone(tmp_path):
         code, said, _ = plain.ask("POST", "/act", {"states": [ROW]})
         assert (code, list(said)) == (200, ["actions"])
         code, said, _ = plain.ask("POST", "/act", {"states": [ROW], "course": True})
-        assert (code, "has no alarm" in said["error"]) == (400, True)
+        assert (code, "no limits of standing still" in said["error"]) == (400, True)
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["open connections", "new connections"])

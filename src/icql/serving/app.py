@@ -74,7 +74,9 @@ class Answers:
         if is_course(asked):
             beside["stuck"] = self.policy.stuck(states)
             if beside["stuck"] is None:
-                raise Refused(400, "the file cannot tell stuck sensors: it has no alarm.")
+                raise Refused(
+                    400, "the file has no limits of standing still: export it anew, with an alarm."
+                )
         answer = self.policy(states) | beside
         return as_json(answer), len(states), sum(answer.get("alarms", ()))
 

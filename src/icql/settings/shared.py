@@ -180,7 +180,7 @@ class CriticSettings(ActorSettings):
     """global: one network for all states; local: inferred from retrieved context (ICQL)."""
     critics: Count = 2
     """Number of Q critics; their minimum is used (1: single). More hold values down where data is
-    little (docs/experiments.md, E20), and cost as much more time."""
+    little (docs/experiments.md, E20), and cost time."""
     discount: BelowOne = 0.99
     """γ, for the Bellman target and for TD inside the context."""
     target_rate: Positive = 0.005

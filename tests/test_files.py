@@ -31,6 +31,27 @@ def test_trying_a_folder_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_trying_a_folder_makes_none_that_another_run_may_want(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs that begin at once must not take each other's folders away."""
+    seen = []
+
+    def looked(**where: Any) -> io.BytesIO:
+        seen.append((tmp_path / "runs").exists())
+        return io.BytesIO()
+
+    monkeypatch.setattr("tempfile.TemporaryFile", looked)
+    check_writable(tmp_path / "runs" / "one")
+    assert seen == [False]
+
+
+def test_a_link_to_nowhere_is_found_by_trying(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="cannot be written to"):
+        check_writable(tmp_path / "link" / "b")
+
+
 def test_a_full_disk_is_found_by_trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(io.BytesIO):
         """Can be made, but not written to."""

@@ -256,22 +256,19 @@ def check_file(path: Path) -> None:
 def check_writable(folder: Path) -> None:
     """Try, before hours of work, whether a folder can be made and written to; nothing of it stays.
 
+    What is missing is tried under a name of our own: another run may want the same folders now.
+
     Raises:
         UserError: it cannot, and why.
     """
-    made: list[Path] = []
-    try:
-        with _refused(folder):
-            missing = [path for path in (folder, *folder.parents) if not path.exists()]
-            for path in reversed(missing):
-                path.mkdir()
-                made.append(path)
-            with tempfile.TemporaryFile(dir=folder) as file:
+    with _refused(folder):
+        path = folder.absolute()
+        there = next(one for one in (path, *path.parents) if os.path.lexists(one))
+        with scratch_folder(there) as room:
+            trial = room / path.relative_to(there)
+            trial.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=trial) as file:
                 file.write(b"0" * 4096)
-    finally:
-        for path in reversed(made):
-            with contextlib.suppress(OSError):  # another run may have begun in it
-                path.rmdir()
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ def play(options: Options, processes: int | None) -> tuple[tuple[Rollouts, ...],
                 seeds=list(range(options.policies)),
                 progress=lambda steps, finished: work.update(finished, f"step {steps}"),
             )
-        return played, pool.default_workers, time.perf_counter() - begin
+        return played, pool.processes or pool.default_workers, time.perf_counter() - begin
 
 
 def main() -> None:

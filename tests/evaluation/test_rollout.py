@@ -14,6 +14,7 @@ from icql.data.signals import Signals
 from icql.data.tasks import get_task
 from icql.errors import UserError
 from icql.evaluation import EnvPool, rollout
+from icql.evaluation.env_processes import EnvProcess
 from icql.evaluation.rollout import episode_seed
 
 
@@ -175,7 +176,7 @@ def test_processes_change_nothing_about_the_result() -> None:
     here = rollout(act, task, episodes=5, seed=[0, 3], parallel=6)
     steps = len(seen)
     with EnvPool(task, processes=2) as pool:
-        assert pool.default_workers == 2
+        assert (pool.processes, pool.default_workers) == (2, 1)
         spread = rollout(act, pool, episodes=5, seed=[0, 3], parallel=6)
         again = rollout(act, pool, episodes=5, seed=[0, 3], parallel=6, workers=3)
         pids = [process._process.pid for process in pool._processes]
@@ -214,17 +215,59 @@ def test_a_process_that_dies_is_said_and_the_pool_can_be_closed() -> None:
             env.reset(seed=0)
 
 
+def test_a_pool_can_be_used_after_an_error() -> None:
+    """What others were asked at the same time is not taken for answers to the next question."""
+    act = lambda s: np.sin(s[:, :3])  # noqa: E731
+    with EnvPool(get_task("hopper-medium-v2"), processes=2) as pool:
+        expected = rollout(act, pool, episodes=4, seed=0)
+
+        def broken(states: Any) -> Any:
+            pool._envs[1]._number = 99  # there is no such environment
+            return act(states)
+
+        with pytest.raises(RuntimeError, match="IndexError"):
+            rollout(broken, pool, episodes=4, seed=0)
+        again = rollout(act, pool, episodes=4, seed=0)
+    np.testing.assert_array_equal(expected.returns, again.returns)
+
+
+def test_all_processes_step_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process has its question before anybody waits for an answer."""
+    told: list[str] = []
+
+    def noted(name: str) -> Any:
+        own = getattr(EnvProcess, name)
+
+        def call(self: EnvProcess) -> Any:
+            told.append(name)
+            return own(self)
+
+        return call
+
+    action = np.zeros(3, np.float32)
+    with EnvPool(get_task("hopper-medium-v2"), processes=2) as pool:
+        envs = pool.take(4)
+        for env in envs:
+            env.reset(seed=0)
+        for name in ("send", "answer"):
+            monkeypatch.setattr(EnvProcess, name, noted(name))
+        pool.begin_steps(range(4), np.stack([action] * 4))
+        for env in envs:
+            env.step(action)
+    assert told == ["send"] * 2 + ["answer"] * 4
+
+
 def test_how_many_processes_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(task: str, bound: int, said: str = "") -> tuple[int, int]:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(bound), raising=False)
         monkeypatch.setenv("OMP_NUM_THREADS", said)
         with EnvPool(get_task(task)) as pool:
-            return pool._spread, pool.default_workers
+            return pool.processes, pool.default_workers
 
-    assert chosen("kitchen-complete-v0", 16) == (16, 16)
-    assert chosen("kitchen-complete-v0", 16, "4") == (4, 4)  # what Ray gave its task
+    assert chosen("kitchen-complete-v0", 16) == (16, 1)
+    assert chosen("kitchen-complete-v0", 16, "4") == (4, 1)  # what Ray gave its task
     assert chosen("kitchen-complete-v0", 2) == (0, 2)  # threads do as well there
-    assert chosen("door-human-v1", 16) == (16, 16)
+    assert chosen("door-human-v1", 16) == (16, 1)
     assert chosen("hopper-medium-v2", 16) == (0, 1)  # handing over costs more than a step
     with pytest.raises(UserError, match="tasks alone"):
         EnvPool(Counter, processes=2)

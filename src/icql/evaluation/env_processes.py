@@ -2,7 +2,8 @@
 
 A process is a fresh interpreter that runs this module, and is spoken to in lines of JSON, which
 give every number back as it was; nothing is pickled, and no script of the user's is run again. It
-ends when its input does, however the process that started it ended.
+ends when its input does, however the process that started it ended. A line holds what is asked of
+all of its environments at once: with a line for each they wait for us far longer than they step.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import traceback
+from collections import deque
 from typing import IO, Any
 
 import gymnasium
@@ -50,38 +51,53 @@ class EnvProcess:
             text=True,
             env=os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"},
         )
-        self._lock = threading.Lock()  # one question at a time
+        self._posted: list[dict[str, Any]] = []  # not sent yet
+        self._sent = 0  # lines whose answers were not read yet
+        self._answers: deque[dict[str, Any]] = deque()  # read, and not taken yet
         bounds = {} if signals is None else signals.as_json()
-        self._send({"task": dataclasses.asdict(task), "signals": bounds})
+        self._write({"task": dataclasses.asdict(task), "signals": bounds})
 
-    def begin(self) -> ProcessEnv:
+    @property
+    def waiting(self) -> bool:
+        """Whether anything was asked that nobody took the answer to, as after an error."""
+        return bool(self._posted or self._sent or self._answers)
+
+    def make(self) -> ProcessEnv:
         """Have an environment built; `ProcessEnv.finish` waits for it."""
-        self._send({"do": "make"})
+        self.post({"do": "make"})
+        self.send()
         return ProcessEnv(self)
 
-    def answer(self) -> Any:
+    def post(self, question: dict[str, Any]) -> None:
+        """Ask a question with the next line."""
+        self._posted.append(question)
+
+    def send(self) -> None:
+        """Ask what was posted."""
+        if self._posted:
+            self._write(self._posted)
+            self._posted, self._sent = [], self._sent + 1
+
+    def answer(self) -> dict[str, Any]:
         """Wait for the answer to the oldest question.
 
         Raises:
             UserError: the environment cannot be made.
             RuntimeError: the environment failed, or its process died.
         """
-        line = self._pipe(self._process.stdout).readline()
-        if not line.endswith("\n"):
-            code = self._process.wait()
-            raise RuntimeError(f"the process of an environment died (exit code {code}).")
-        said: dict[str, Any] = json.loads(line)
+        if not self._answers:
+            line = self._pipe(self._process.stdout).readline()
+            if not line.endswith("\n"):
+                code = self._process.wait()
+                raise RuntimeError(f"the process of an environment died (exit code {code}).")
+            self._answers.extend(json.loads(line))
+            self._sent -= 1
+        said = self._answers.popleft()
         if "user_error" in said:
             raise UserError(**said["user_error"])
         if "error" in said:
             raise RuntimeError(f"in the process of an environment:\n{said['error']}")
         return said
-
-    def ask(self, **question: Any) -> Any:
-        """Ask and wait for the answer."""
-        with self._lock:
-            self._send(question)
-            return self.answer()
 
     def close(self) -> None:
         """End the process; what it holds goes with it."""
@@ -96,10 +112,10 @@ class EnvProcess:
             self._process.kill()
             self._process.wait()
 
-    def _send(self, question: dict[str, Any]) -> None:
+    def _write(self, said: Any) -> None:
         pipe = self._pipe(self._process.stdin)
         try:
-            pipe.write(json.dumps(question) + "\n")
+            pipe.write(json.dumps(said) + "\n")
             pipe.flush()
         except BrokenPipeError:
             return  # `answer` says so
@@ -115,6 +131,7 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
 
     def __init__(self, process: EnvProcess) -> None:
         self._process, self._number = process, -1
+        self._stepping = False
 
     def finish(self) -> ProcessEnv:
         """Wait until it is built."""
@@ -126,12 +143,23 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
-        said = self._process.ask(do="reset", number=self._number, seed=seed)
-        return np.asarray(said["observation"]), {}
+        assert not self._process.waiting  # else another's answer would be taken for this one's
+        self._process.post({"do": "reset", "number": self._number, "seed": seed})
+        self._process.send()
+        return np.asarray(self._process.answer()["observation"]), {}
+
+    def post_step(self, action: Any) -> None:
+        """Ask for a step with the process's next line; `step` then waits for its end."""
+        self._process.post({"do": "step", "number": self._number, "action": action.tolist()})
+        self._stepping = True
 
     def step(self, action: Any) -> Step:
         """Advance the simulator; what else it has to say (`info`) stays there."""
-        said = self._process.ask(do="step", number=self._number, action=action.tolist())
+        if not self._stepping:
+            self.post_step(action)
+            self._process.send()
+        self._stepping = False
+        said = self._process.answer()
         observation = np.asarray(said["observation"])
         return observation, said["reward"], said["terminated"], said["truncated"], {}
 
@@ -154,7 +182,15 @@ class _Server:
         self._signals = Signals.from_json(told["signals"], "signals")
         self._envs: list[Env] = []
 
-    def do(self, question: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._do(question)
+        except UserError as error:
+            return {"user_error": {"what": error.what, "where": error.where, "fix": error.fix}}
+        except Exception:
+            return {"error": traceback.format_exc()}
+
+    def _do(self, question: dict[str, Any]) -> dict[str, Any]:
         if question["do"] == "make":
             return self._make()
         env = self._envs[question["number"]]
@@ -186,12 +222,6 @@ def serve() -> None:
         os.dup2(2, 1)  # whatever a simulator prints is not taken for an answer
         server = _Server(json.loads(sys.stdin.readline()))
         for line in sys.stdin:
-            try:
-                said = server.do(json.loads(line))
-            except UserError as error:
-                parts = {"what": error.what, "where": error.where, "fix": error.fix}
-                said = {"user_error": parts}
-            except Exception:
-                said = {"error": traceback.format_exc()}
+            said = [server.answer(question) for question in json.loads(line)]
             answers.write(json.dumps(said) + "\n")
             answers.flush()

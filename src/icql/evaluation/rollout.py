@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -82,37 +82,43 @@ class EnvPool(ExitStack[None]):
     ) -> None:
         super().__init__()
         self._source, self._signals = source, signals
-        self._envs: list[Env] = []
+        self._envs: list[Any] = []  # environments, of our own or `ProcessEnv`s
         self._processes: list[EnvProcess] = []
-        self._spread = _paying(source) if processes is None else processes
-        if self._spread and not isinstance(source, Task):
+        self.processes = _paying(source) if processes is None else processes
+        if self.processes and not isinstance(source, Task):
             raise UserError("is for tasks alone.", where="processes", fix="Give 0.")
         # Threads pay where a step stays long in the simulator, which releases the GIL: with two,
         # Kitchen runs 1.9 times as fast, Adroit 1.1 times, and the MuJoCo tasks 0.8 times.
         slow = isinstance(source, Task) and source.domain == "kitchen"
-        self.default_workers = self._spread or (cores() if slow else 1)
+        self.default_workers = cores() if slow and not self.processes else 1
 
     def take(self, count: int) -> list[Env]:
         """The first `count` environments, built where they do not exist yet."""
+        if any(process.waiting for process in self._processes):
+            self._end()  # an error or Ctrl-C left answers that nobody waits for
         if not self._envs:  # also after `close`
             self.callback(self._end)
-        if self._spread:
+        if self.processes:
             begun = [self._begin(number) for number in range(len(self._envs), count)]
-            try:
-                self._envs += [env.finish() for env in begun]  # built side by side
-            except BaseException:
-                self._end()  # answers are left that nobody waits for
-                raise
+            self._envs += [env.finish() for env in begun]  # built side by side
         while len(self._envs) < count:
             self._envs.append(self._make())
         return self._envs[:count]
 
+    def begin_steps(self, rows: Iterable[int], actions: NDArray[np.float32]) -> None:
+        """Have all processes step at once; `step` of each environment then waits for its answer."""
+        if self.processes:
+            for row in rows:
+                self._envs[row].post_step(actions[row])
+            for process in self._processes:
+                process.send()
+
     def _begin(self, number: int) -> ProcessEnv:
-        """Have environment `number` built where its row is stepped; see `rollout`."""
+        """Have environment `number` built; rows take turns, so that all processes have as many."""
         assert isinstance(self._source, Task)
-        if len(self._processes) < min(number + 1, self._spread):
+        if len(self._processes) < min(number + 1, self.processes):
             self._processes.append(EnvProcess(self._source, self._signals))
-        return self._processes[number % self._spread].begin()
+        return self._processes[number % self.processes].make()
 
     def _make(self) -> Env:
         if isinstance(self._source, Task):
@@ -157,8 +163,8 @@ def rollout(
         episodes: how many episodes each policy plays.
         seed: the evaluation seed, or one per policy. Episode i starts from (seed, i), so the
             result is the same alone or together with others, and for every `workers`.
-        workers: threads that step the environments; None takes what pays for the task, or as many
-            as the pool has processes, each of which then serves one thread.
+        workers: threads that step the environments; None takes what pays for the task. With
+            processes there is nothing for more than one to do.
         parallel: about how many environments to run at once; further episodes follow in the rows
             of those that ended. It limits memory, not the result.
         progress: called after every step with the steps so far and the episodes finished.
@@ -173,6 +179,7 @@ def rollout(
         threads = environment.default_workers if workers is None else workers
         _check(episodes=(episodes, 1), seed=(min(seeds, default=-1), 0))
         _check(workers=(threads, 1), parallel=(parallel, 1))
+        threads = 1 if environment.processes else threads
 
         start = time.perf_counter()
         columns = min(episodes, max(1, parallel // len(seeds)))  # rows of each policy
@@ -189,6 +196,7 @@ def rollout(
             seen = (batch.observations.copy(), batch.rewards.copy(), batch.fresh.copy())
             actions, carry = player.step(carry, *seen)
             batch.set_actions(actions)
+            environment.begin_steps(np.flatnonzero(batch.playing != DONE), batch.actions)
             list(run(batch.step, shares))
             steps += 1
             if progress is not None:
@@ -323,6 +331,7 @@ class _Batch:
 
     def step(self, rows: Sequence[int]) -> None:
         """Advance each row that still plays; where its episode ends, begin the row's next one."""
+        ended = []
         for row in rows:
             episode = self.playing[row]
             if episode == DONE:
@@ -336,7 +345,8 @@ class _Batch:
             self.terminated[episode] = terminated
             if terminated or truncated:
                 self._over[episode] = True
-                self.reset([row])
+                ended.append(row)
+        self.reset(ended)  # once no process owes us an answer
 
 
 def _check(**settings: tuple[int, int]) -> None:

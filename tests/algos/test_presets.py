@@ -116,7 +116,7 @@ def test_what_learns_by_rank_keeps_its_own_weights() -> None:
     settings = resolve_preset("icql-rank", "paper", None).settings
     assert (settings.actor_bc, settings.critic_bc, settings.batch_size) == (0.02, 0.0, 256)
     assert (settings.critics, settings.critic_learning_rate, settings.critic_cosine) == (
-        5,
+        10,
         1e-3,
         True,
     )

@@ -146,7 +146,7 @@ class ReBRACSettings(DelayedSettings):
 class RankSettings(ReBRACSettings):
     """Settings of ReBRAC whose policy learns from what fared well among similar states."""
 
-    critics: Count = 5
+    critics: Count = 10
     """Number of Q critics; their minimum is used (1: single)."""
     actor_bc: NonNegative = 0.02
     """β₁, the weight of cloning in the actor."""

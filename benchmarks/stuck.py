@@ -157,7 +157,7 @@ def as_they_are(alarm: Alarm, episodes: list[States], rate: float) -> Iterator[F
     limits = shared_limits(alarm.scored, alarm.scores, alarm.log.episode, sensors, rate)
     for states in episodes:
         distance, strange = alarm(states).distance, sensors.strange(states)
-        watch = limits.far(distance) | limits.stuck(sensors, strange).any(axis=1)
+        watch = limits.far(distance) | limits.stuck(strange[0]).any(axis=1)
         single, called = distance > limit, sensors.called(strange).any()
         yield len(states), int(single.sum()), int(watch.sum()), int(called), sensors.rate
 
@@ -227,7 +227,7 @@ def of_column(
         rings = alarm(course.states[rows])
         mine = [one[rows] for one in strange]
         limits = alarm.shared
-        watch = limits.far(rings.distance) | limits.stuck(alarm.sensors, mine)
+        watch = limits.far(rings.distance) | limits.stuck(mine[0])
         seen = np.stack([np.ones(len(rows), bool), rings.rings, alarm.sensors.called(mine), watch])
         wrong = np.abs(course.states[rows, column] - true[rows - first]) > least
         found.append((i % len(WAYS), np.stack([seen.sum(axis=1), seen[:, wrong].sum(axis=1)])))

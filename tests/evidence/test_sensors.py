@@ -121,7 +121,7 @@ def test_usual_sizes_are_exceeded_as_rarely_as_stated(rate):
 
 def test_what_is_called_is_stranger_than_all_but_the_stated_share():
     none = np.empty(0)
-    part = Fold(None, np.arange(1.0, 20), none, none, none)
+    part = Fold(None, np.arange(1.0, 20), none, none)
     sensors = Sensors((part,)).at(0.05)  # the strangest of twenty, itself among them
     assert sensors.rate == 0.05
     assert sensors.called([np.array([19, 19.5])]).tolist() == [False, True]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from evidence.test_notebook import shown
 from evidence.test_sensors import slow
 from icql.errors import UserError
 from icql.evidence.alarm import Alarm, fit_alarm
-from icql.evidence.sensors import Fold, Sensors
-from icql.evidence.watch import Watched, shared_limits
+from icql.evidence.watch import SharedLimits, Watched
 
 WIDTH = 4
 
@@ -102,19 +100,15 @@ def test_of_few_episodes_bundles_are_reckoned_with():
     assert abs(np.mean(rang) - 0.1) < 0.04
 
 
-@pytest.mark.parametrize(
-    ("parts", "rings"), [(0, False), (1, False), (2, False), (3, True), (5, True)]
-)
-def test_a_state_is_strange_by_the_habits_of_most_parts(parts, rings):
-    """Of logged states nearly all are not strange at all; a new one has five chances to be."""
-    habits: Any = None
-    strange = np.zeros((5, 20))
-    strange[0, 7] = 1.0
-    folds = tuple(
-        Fold(habits, np.ones(4), np.arange(20 * i, 20 * i + 20), one, np.sort(one))
-        for i, one in enumerate(strange)
-    )
-    sensors, episode = Sensors(folds), np.repeat(np.arange(20), 5)
-    limits = shared_limits(np.arange(100), np.linspace(0, 1, 100), episode, sensors, 0.1)
-    new = [np.array([[2.0 * (i < parts)]]) for i in range(5)]
-    assert limits.stuck(sensors, new).item() == rings
+def test_a_new_state_is_compared_by_one_parts_habits_as_logged_ones_are():
+    """By any of five it had five chances to be strange, by their median less than one."""
+    alarm = fit_alarm(walks(12, 0), rate=0.1)
+    stuck = walks(1, 500).states.copy()
+    stuck[5:, 0] = stuck[5, 0]
+    strange = np.array(alarm.sensors.strange(stuck))
+    middle = np.median(strange, axis=0)
+    apart = np.unravel_index(np.abs(strange[0] - middle).argmax(), middle.shape)
+    between = (strange[0][apart] + middle[apart]) / 2
+    assert strange[0][apart] != middle[apart]
+    alarm.__dict__["shared"] = SharedLimits(distance=np.inf, strange=between)
+    np.testing.assert_array_equal(alarm.watch(stuck).stuck, strange[0] > between)

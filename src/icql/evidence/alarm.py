@@ -95,7 +95,7 @@ class Alarm:
         new episodes in all: so each alone rings later than by itself. The first call takes longer.
         """
         far = self.shared.far(self(states).distance)
-        return Watched(far, self.shared.stuck(self.sensors, self.sensors.strange(states)))
+        return Watched(far, self.shared.stuck(self.sensors.strange_by_one(states)))
 
     @cached_property
     def worst(self) -> float:

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.evidence.habits import ASKED, Habits, fit_habits, within
-from icql.evidence.stillness import courses
+from icql.evidence.stillness import States, courses
 
 FOLDS = 5
 MANY = 200  # episodes of which a half is enough to compare with
@@ -39,7 +39,6 @@ class Fold:
     strangest: NDArray[np.float64]  # (n,) of each of the episodes, by these habits, ascending
     rows: NDArray[np.int64]  # (m,) of their states in the log
     strange: NDArray[np.float64]  # (m,) of the strangest column at each
-    ordered: NDArray[np.float64]  # (m,) the same, ascending
 
 
 @dataclass(frozen=True)
@@ -74,23 +73,20 @@ class Sensors:
 
     def strange(self, states: ArrayLike) -> list[NDArray[np.float64]]:
         """How strange each column is at each of the states (T, obs), by every part's habits."""
+        course = courses([self._checked(states)])
+        return [part.habits.strange(course) for part in self.parts]
+
+    def strange_by_one(self, states: ArrayLike) -> NDArray[np.float64]:
+        """The same (T, obs) by one part's habits, as of logged states."""
+        return self.parts[0].habits.strange(courses([self._checked(states)]))
+
+    def _checked(self, states: ArrayLike) -> States:
         found, width = np.asarray(states, np.float32), len(self.parts[0].habits.spread)
         if found.ndim != 2 or found.shape[1] != width:
             raise UserError(f"must have shape (T, {width}), not {found.shape}.", where="states")
         if not np.isfinite(found).all():
             row = int((~np.isfinite(found)).any(axis=1).argmax())
             raise UserError("is not finite (NaN or Inf).", where=f"states, row {row}")
-        return [part.habits.strange(courses([found])) for part in self.parts]
-
-    def less_strange(self, strange: Sequence[NDArray[np.float64]]) -> NDArray[np.int64]:
-        """How many logged states are less strange than each, by every part's habits."""
-        found: NDArray[np.int64] = np.sum(
-            [
-                np.searchsorted(part.ordered, one)
-                for part, one in zip(self.parts, strange, strict=True)
-            ],
-            axis=0,
-        )
         return found
 
 
@@ -125,7 +121,7 @@ def _part(
     course = courses([np.asarray(states[one], np.float32) for one in rows])
     strange = habits.strange(course).max(axis=1)
     strangest = np.sort(course.largest(strange))
-    return Fold(habits, strangest, np.concatenate(rows), strange, np.sort(strange))
+    return Fold(habits, strangest, np.concatenate(rows), strange)
 
 
 def episode_rows(data: Transitions) -> list[NDArray[np.int64]]:

@@ -7,7 +7,6 @@ episodes it is a smaller part: limits are then tried on episodes that they were 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,20 +51,19 @@ class SharedLimits:
     """Above which each of the two rings."""
 
     distance: float
-    less_strange: float  # logged states than a column is
+    strange: float
 
     def far(self, distance: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Of states (T,), by how far each is from the nearest logged one."""
         return distance > self.distance
 
-    def stuck(self, sensors: Sensors, strange: Sequence[NDArray[np.float64]]) -> NDArray[np.bool_]:
-        """Which columns (T, obs) are stranger than allowed, by the median of the parts' habits.
+    def stuck(self, strange: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Which columns (T, obs) are stranger than allowed, by one part's habits.
 
-        A logged state is compared by one part's habits. A new one that rang by any of them would
-        have as many chances as there are parts.
+        As logged ones are: who asks all parts rings too often by any of them, and too rarely by
+        their median.
         """
-        middle = np.median(strange, axis=0)
-        return sensors.less_strange([middle] * len(strange)) > self.less_strange
+        return strange > self.strange
 
 
 def shared_limits(
@@ -84,8 +82,7 @@ def shared_limits(
     strange = np.concatenate([part.strange for part in sensors.parts])
     place = np.minimum(np.searchsorted(scored, rows), len(scored) - 1)
     known = scored[place] == rows
-    less = sensors.less_strange([strange[known]] * len(sensors.parts))
-    signs = np.stack([distance[place[known]], less], axis=1)
+    signs = np.stack([distance[place[known]], strange[known]], axis=1)
     found = usual(signs, _level(signs, np.asarray(episode)[rows[known]], rate))
     return SharedLimits(float(found[0]), float(found[1]))
 

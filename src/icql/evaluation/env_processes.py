@@ -3,7 +3,7 @@
 A process is a fresh interpreter that runs this module, and is spoken to in lines of JSON, which
 give every number back as it was; nothing is pickled, and no script of the user's is run again. It
 ends when its input does, however the process that started it ended. A line holds what is asked of
-all of its environments at once: with a line for each they wait for us far longer than they step.
+all of its environments at once: with a line for each they would wait for us in between.
 """
 
 from __future__ import annotations

@@ -244,17 +244,13 @@ def test_all_processes_step_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    action = np.zeros(3, np.float32)
     with EnvPool(get_task("hopper-medium-v2"), processes=2) as pool:
-        envs = pool.take(4)
-        for env in envs:
-            env.reset(seed=0)
+        pool.take(4)
         for name in ("send", "answer"):
             monkeypatch.setattr(EnvProcess, name, noted(name))
-        pool.begin_steps(range(4), np.stack([action] * 4))
-        for env in envs:
-            env.step(action)
-    assert told == ["send"] * 2 + ["answer"] * 4
+        rollout(lambda s: np.sin(s[:, :3]), pool, episodes=4, seed=0)
+    assert told[:8] == ["send", "answer"] * 4  # episodes begin one by one
+    assert told[8:14] == ["send"] * 2 + ["answer"] * 4
 
 
 def test_how_many_processes_pay(monkeypatch: pytest.MonkeyPatch) -> None:

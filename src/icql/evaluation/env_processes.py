@@ -1,4 +1,4 @@
-"""Environments in processes of their own: a kitchen holds the interpreter for a third of its step.
+"""Environments in processes of their own: threads of one process wait for its interpreter.
 
 A process is a fresh interpreter that runs this module, and is spoken to in lines of JSON, which
 give every number back as it was; nothing is pickled, and no script of the user's is run again. It

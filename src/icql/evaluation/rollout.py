@@ -133,7 +133,7 @@ class EnvPool(ExitStack[None]):
 
 
 def _paying(source: Task | Callable[[], Env]) -> int:
-    """Processes that pay: where Python takes a third of a step, two cores are as well threaded."""
+    """Processes that pay: where steps are long, and two cores are as well served by threads."""
     heavy = isinstance(source, Task) and source.domain in ("kitchen", "adroit")
     return cores() if heavy and cores() > 2 else 0
 

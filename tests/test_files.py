@@ -46,10 +46,12 @@ def test_trying_a_folder_makes_none_that_another_run_may_want(
     assert seen == [False]
 
 
-def test_a_link_to_nowhere_is_found_by_trying(tmp_path: Path) -> None:
+def test_what_is_no_folder_is_found_by_trying(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="cannot be written to"):
-        check_writable(tmp_path / "link" / "b")
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "link", tmp_path / "link" / "b", tmp_path / "file" / "b" / "c"):
+        with pytest.raises(UserError, match=r"cannot be written to \(Not a directory\)"):
+            check_writable(place)
 
 
 def test_a_full_disk_is_found_by_trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

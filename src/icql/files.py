@@ -264,6 +264,8 @@ def check_writable(folder: Path) -> None:
     with _refused(folder):
         path = folder.absolute()
         there = next(one for one in (path, *path.parents) if os.path.lexists(one))
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         with scratch_folder(there) as room:
             trial = room / path.relative_to(there)
             trial.mkdir(parents=True, exist_ok=True)

@@ -199,11 +199,21 @@ def test_cost_is_in_hours_of_the_device_beside_the_papers(tmp_path):
     assert cost.paper == pytest.approx(hours * 3 * 18)
     assert cost.paper_whole == pytest.approx(hours * 5 * 18)
     assert cost.whole == pytest.approx(6 * 18 * 5 * 100 / 3 / 3600)
+    assert cost.untimed == ()
     twice = folder.groups()[0][0]  # in a second row, as what the data decides is
     place = dataclasses.replace(twice.asked[0], row="auto", name="our default")
     folder.ask(dataclasses.replace(twice, asked=(place,)))
     (again,) = costs(gather(folder).tables[0])
     assert (again.cells, again.measured) == (cost.cells, pytest.approx(cost.measured))
+    without = made_up().made_up_folder(tmp_path / "w", suites=("main",), seeds=3)
+    for group in without.groups()[0]:
+        if group.algo == "cql":
+            for seed in group.seeds:
+                without.record_path(group.cell_key(seed)).unlink()
+    (part,) = costs(gather(without).tables[0])
+    assert part.whole == pytest.approx(5 * 18 * 5 * 100 / 3 / 3600)
+    assert part.paper_whole == pytest.approx((hours - 47.57 / 3.6) * 5 * 18)
+    assert part.said("Main table").endswith("hours, without CQL (not timed on this device).")
     for group in folder.groups()[0][::2]:  # half of the cells were made on a CPU
         for seed in group.seeds:
             record = folder.record(group, seed)

@@ -21,6 +21,7 @@ import icql
 import pendulum
 from bench import small_suite
 from bench.small_suite import RUN, SUITE, TINY, outcomes, request, run
+from icql.algos.presets import resolve_preset
 from icql.analysis.brief import brief_rows
 from icql.bench import runner
 from icql.bench.analyses import analyses_of
@@ -97,6 +98,18 @@ def test_what_the_data_decides_is_the_cell_of_what_it_chose(data, monkeypatch):
     assert decided.asked[0].full_steps == named.asked[0].full_steps  # of auto itself there is none
     (both,) = rows("icql-graph", "auto").groups()
     assert [place.row for place in both.asked] == ["icql-graph", "auto"]
+
+
+def test_updates_that_were_asked_for_are_kept_though_they_are_the_usual_ones_of_auto(
+    data, monkeypatch
+):
+    auto = (Row(id="auto", name="auto", algo="auto", settings=TINY),)
+    suite = dataclasses.replace(SUITE, rows=auto)
+    usual = resolve_preset("auto", suite.preset, pendulum.TASK.name).run.steps
+    monkeypatch.setattr("icql.training.choose.LIMIT", 2.0)  # a graph, whose usual ones are others
+    assert resolve_preset("icql-graph", suite.preset, pendulum.TASK.name).run.steps != usual
+    (decided,) = request(data, suite=suite, run={**QUICK, "steps": usual}).groups()
+    assert decided.run["steps"] == usual
 
 
 def test_what_a_report_shows_is_kept_small_beside_the_records(whole):

@@ -28,8 +28,9 @@ class Cost:
     full: float  # at full length, in proportion
     paper: float | None  # the cells it has, same seeds, by the paper's time per update
     paper_cells: int  # how many those are
-    whole: float | None  # the whole table with 5 seeds; None where a method was not measured
-    paper_whole: float | None
+    whole: float  # every method that was timed, on every task with 5 seeds
+    paper_whole: float | None  # the same by the paper's times; None where it has not all of them
+    untimed: tuple[str, ...]  # methods of the table that were not timed on this device
 
     @property
     def unit(self) -> str:
@@ -51,11 +52,11 @@ class Cost:
         if self.paper is not None:
             every = "them" if self.paper_cells == self.cells else f"the {self.paper_cells} it has"
             text += f"; the paper's time per update gives {_hours(self.paper)} hours for {every}"
-        if self.whole is None:
-            return f"{text}. The whole table: not every method of it was timed on this device."
         text += f". The whole table, {SEEDS} seeds: about {_hours(self.whole)} {self.unit}"
         if self.paper_whole is not None:
             text += f", the paper's {_hours(self.paper_whole)} hours"
+        if self.untimed:
+            text += f", without {'; '.join(self.untimed)} (not timed on this device)"
         return f"{text}."
 
     def as_json(self) -> dict[str, Any]:
@@ -77,7 +78,12 @@ def device_of(cell: TableCell) -> str:
 
 
 def _cost(table: Table, device: str, cells: list[TableCell]) -> Cost:
-    whole, paper_whole = _whole(table, cells)
+    rows = [row for row in table.suite.rows if row.algo != AUTO]  # whose cells are another row's
+    of_row = [(row, [cell for cell in cells if cell.place.row == row.id]) for row in rows]
+    timed = [(row, own) for row, own in of_row if own]
+    tasks = len(table.suite.tasks)
+    # cloning is not in the paper's table of times, and costs next to nothing
+    asked = [cell.hours["paper"] for row, own in timed if row.algo != "bc" for cell in own]
     cells = list({cell.group.key: cell for cell in cells}.values())  # in two rows, and run once
     papers = [cell.hours["paper"] for cell in cells]
     return Cost(
@@ -88,31 +94,17 @@ def _cost(table: Table, device: str, cells: list[TableCell]) -> Cost:
         full=_sum(cell.hours["full"] for cell in cells),
         paper=_sum(papers) if any(hours is not None for hours in papers) else None,
         paper_cells=sum(hours is not None for hours in papers),
-        whole=whole,
-        paper_whole=paper_whole,
+        whole=tasks * sum(_five_seeds(own, "full") for _, own in timed),
+        paper_whole=tasks * sum(_five_seeds(own, "paper") for _, own in timed)
+        if asked and None not in asked
+        else None,
+        untimed=tuple(row.name for row, own in of_row if not own),
     )
 
 
-def _whole(table: Table, cells: list[TableCell]) -> tuple[float | None, float | None]:
-    """Every row on every task with 5 seeds: ours by the mean of a row's seeds, and the paper's."""
-    ours, theirs = 0.0, 0.0
-    paper_knows = True
-    for row in table.suite.rows:
-        if row.algo == AUTO:  # whatever the data decides is another row's
-            continue
-        own = [cell for cell in cells if cell.place.row == row.id]
-        if not own:
-            return None, None
-        seeds = sum(len(cell.records) for cell in own)
-        count = SEEDS * len(table.suite.tasks)
-        ours += count * _sum(cell.hours["full"] for cell in own) / seeds
-        papers = [cell.hours["paper"] for cell in own]
-        # cloning is not in the paper's table of times, and costs next to nothing
-        paper_knows = paper_knows and (row.algo == "bc" or None not in papers)
-        theirs += count * _sum(papers) / seeds
-    if not table.suite.rows:
-        return None, None
-    return ours, theirs if paper_knows else None
+def _five_seeds(cells: list[TableCell], clock: str) -> float:
+    """Hours of one method on one task with 5 seeds, by the mean of the seeds that were run."""
+    return SEEDS * _sum(cell.hours[clock] for cell in cells) / sum(len(c.records) for c in cells)
 
 
 def _sum(hours: Iterable[float | None]) -> float:

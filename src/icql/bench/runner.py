@@ -73,7 +73,7 @@ class Request:
         for task in tasks:
             log = _log(task, data[task])
             for row, plan in zip(rows, plans[task], strict=True):
-                given = [*names_of(row.settings)]
+                given = [*names_of(row.settings), *self.run]
                 if plan.algo == AUTO:  # a cell has the name of what is run
                     plan, _ = choose(plan, log, given)
                 decided = standardised(plan, log, given)

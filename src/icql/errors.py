@@ -74,6 +74,6 @@ def nearest(name: str, known: list[str]) -> str:
     """Say which of `known` comes closest to a mistyped `name`, and how to see them all."""
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"Did you mean {close[0]!r}? " if close else ""
     return f"{hint}Known: {', '.join(sorted(known))}."

@@ -213,7 +213,8 @@ def test_cost_is_in_hours_of_the_device_beside_the_papers(tmp_path):
     (part,) = costs(gather(without).tables[0])
     assert part.whole == pytest.approx(5 * 18 * 5 * 100 / 3 / 3600)
     assert part.paper_whole == pytest.approx((hours - 47.57 / 3.6) * 5 * 18)
-    assert part.said("Main table").endswith("hours, without CQL (not timed on this device).")
+    assert part.untimed == ("CQL",)
+    assert "of BC; DT; TD3+BC; IQL; ICQL alone (no other was timed" in part.said("Main table")
     for group in folder.groups()[0][::2]:  # half of the cells were made on a CPU
         for seed in group.seeds:
             record = folder.record(group, seed)

@@ -30,6 +30,7 @@ class Cost:
     paper_cells: int  # how many those are
     whole: float  # every method that was timed, on every task with 5 seeds
     paper_whole: float | None  # the same by the paper's times; None where it has not all of them
+    timed: tuple[str, ...]  # which these are
     untimed: tuple[str, ...]  # methods of the table that were not timed on this device
 
     @property
@@ -52,11 +53,12 @@ class Cost:
         if self.paper is not None:
             every = "them" if self.paper_cells == self.cells else f"the {self.paper_cells} it has"
             text += f"; the paper's time per update gives {_hours(self.paper)} hours for {every}"
-        text += f". The whole table, {SEEDS} seeds: about {_hours(self.whole)} {self.unit}"
+        text += f". The whole table, {SEEDS} seeds"
+        if self.untimed:
+            text += f", of {'; '.join(self.timed)} alone (no other was timed on this device)"
+        text += f": about {_hours(self.whole)} {self.unit}"
         if self.paper_whole is not None:
             text += f", the paper's {_hours(self.paper_whole)} hours"
-        if self.untimed:
-            text += f", without {'; '.join(self.untimed)} (not timed on this device)"
         return f"{text}."
 
     def as_json(self) -> dict[str, Any]:
@@ -98,6 +100,7 @@ def _cost(table: Table, device: str, cells: list[TableCell]) -> Cost:
         paper_whole=tasks * sum(_five_seeds(own, "paper") for _, own in timed)
         if asked and None not in asked
         else None,
+        timed=tuple(row.name for row, _ in timed),
         untimed=tuple(row.name for row, own in of_row if not own),
     )
 

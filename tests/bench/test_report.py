@@ -215,6 +215,9 @@ def test_cost_is_in_hours_of_the_device_beside_the_papers(tmp_path):
     assert part.paper_whole == pytest.approx((hours - 47.57 / 3.6) * 5 * 18)
     assert part.untimed == ("CQL",)
     assert "of BC; DT; TD3+BC; IQL; ICQL alone (no other was timed" in part.said("Main table")
+    rowless = dataclasses.replace(table, suite=dataclasses.replace(table.suite, rows=()))
+    (added,) = costs(rowless)  # every method was added to the table
+    assert "whole table" not in added.said("Main table")
     for group in folder.groups()[0][::2]:  # half of the cells were made on a CPU
         for seed in group.seeds:
             record = folder.record(group, seed)

@@ -53,6 +53,8 @@ class Cost:
         if self.paper is not None:
             every = "them" if self.paper_cells == self.cells else f"the {self.paper_cells} it has"
             text += f"; the paper's time per update gives {_hours(self.paper)} hours for {every}"
+        if not self.timed:  # methods that have no row in the table
+            return f"{text}."
         text += f". The whole table, {SEEDS} seeds"
         if self.untimed:
             text += f", of {'; '.join(self.timed)} alone (no other was timed on this device)"

@@ -16,10 +16,11 @@ from icql.algos.base import Transition
 from icql.nn import backend
 from icql.nn.critics import local_critics
 from icql.nn.in_context import reduced
-from icql.nn.kernels import features, norm
+from icql.nn.kernels import elimination, features, norm
 from icql.nn.kernels.norm import norm_dropout
 from icql.nn.kernels.td import fused
 from icql.nn.mlp import MLP, LayerNorm, dropout, in_precision
+from icql.nn.ridge import eliminated, solve
 from icql.settings.shared import LocalSettings
 
 
@@ -65,6 +66,44 @@ def test_the_td_kernel_serves_several_critics_each_with_its_own_c():
     several = jax.vmap(lambda c: fused(*shared, c, 0.9, interpret=True))(both)
     for mine, its_c in zip(several, both, strict=True):
         np.testing.assert_allclose(mine, reduced(*shared, its_c, 0.9)[0], rtol=1e-5, atol=1e-6)
+
+
+def systems(*shape: int) -> tuple[jax.Array, jax.Array]:
+    keys = jax.random.split(jax.random.key(sum(shape)), 2)
+    half = jax.random.normal(keys[0], (*shape, shape[-1]))
+    return half @ half.mT / shape[-1] + jnp.eye(shape[-1]), jax.random.normal(keys[1], shape)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (2, 4, 20), (2, 32)])
+def test_the_elimination_kernel_solves_as_the_plain_loop_does(shape):
+    k, b = systems(*shape)
+    found = elimination.eliminated(k, b, interpret=True)
+    np.testing.assert_allclose(found, eliminated(k, b), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose((k @ found[..., None])[..., 0], b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_ridge_solve_on_a_gpu_has_the_values_and_gradients_of_that_elsewhere(monkeypatch):
+    k, b = systems(2, 3, 20)
+
+    def value(k, b):
+        both = jax.vmap(jax.vmap(solve))(k, b), solve(k[0], b[1])  # of critics, and as they are
+        return sum((x**2).sum() for x in both)
+
+    expected, gradients = jax.value_and_grad(value, (0, 1))(k, b)
+    monkeypatch.setattr(backend, "on_gpu", lambda: True)
+    calls = []
+
+    def kernel(k, b):
+        calls.append(b.shape)
+        return real(k, b, interpret=True)
+
+    real = elimination.eliminated
+    monkeypatch.setattr(elimination, "eliminated", kernel)
+    found, found_gradients = jax.value_and_grad(value, (0, 1))(k, b)
+    assert calls
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for mine, theirs in zip(found_gradients, gradients, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 WIDE = (7, 1000)  # takes more than one program, with fewer rows each
@@ -147,6 +186,7 @@ def test_all_kernels_can_be_lowered_for_a_gpu():
         (both_ways(lambda *c: fused(*c, 0.99).sum()), several, 2),
         (both_ways(lambda x, *v: norm_dropout(x, *v, words, 0.1).sum()), (x, *vectors), 2),
         (lambda x: features.forward(x, layers, last, "tanh"), (x,), 1),
+        (elimination.eliminated, systems(2, 3, 20), 1),
     ]
     gpu = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
     for program, arguments, kernels in programs:

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from icql.nn import backend
 from icql.nn.in_context import Features, PerRow, Weights
 
 LEAST = 1e-4  # λ: keeps the system within float32's reach where a context repeats its rows
@@ -67,13 +68,23 @@ def solve(k: Float[Array, "... n n"], b: Float[Array, "... n"]) -> Float[Array, 
     def times(x: Array) -> Array:
         return jnp.einsum("...nm,...m->...n", k, x, precision="highest")
 
-    def eliminated(_: object, b: Array) -> Array:
-        def step(i: Array, rows: Array) -> Array:
-            pivot = rows[..., i, :] / rows[..., i, i, None]
-            rows = rows - rows[..., :, i, None] * pivot[..., None, :]
-            return rows.at[..., i, :].set(pivot)
+    def eliminate(_: object, b: Array) -> Array:
+        if backend.on_gpu():
+            from icql.nn.kernels.elimination import eliminated as by_kernel
 
-        rows = jnp.concatenate([k, b[..., None]], -1)
-        return jax.lax.fori_loop(0, b.shape[-1], step, rows)[..., -1]
+            return by_kernel(k, b)
+        return eliminated(k, b)
 
-    return jax.lax.custom_linear_solve(times, b, eliminated, symmetric=True)
+    return jax.lax.custom_linear_solve(times, b, eliminate, symmetric=True)
+
+
+def eliminated(k: Float[Array, "... n n"], b: Float[Array, "... n"]) -> Float[Array, "... n"]:
+    """x with K x = b by Gauss–Jordan elimination, step by step; no gradient."""
+
+    def step(i: Array, rows: Array) -> Array:
+        pivot = rows[..., i, :] / rows[..., i, i, None]
+        rows = rows - rows[..., :, i, None] * pivot[..., None, :]
+        return rows.at[..., i, :].set(pivot)
+
+    rows = jnp.concatenate([k, b[..., None]], -1)
+    return jax.lax.fori_loop(0, b.shape[-1], step, rows)[..., -1]

@@ -77,3 +77,6 @@ def test_the_picture_is_one_file_with_a_mark_for_every_score():
     assert len(dots) == sum(cell.summary is not None for cell in cells)
     assert all(table.suite.title in PICTURE.read_text() for table in tables)
     assert "href" not in PICTURE.read_text()
+    names = [one for one in tree.iter() if one.get("text-anchor") == "end"]
+    assert len(names) == len(dots)
+    assert all(float(str(one.get("x"))) > 5.5 * len(str(one.text)) for one in names)  # not cut off

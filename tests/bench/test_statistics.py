@@ -10,6 +10,7 @@ from scipy import stats
 
 from icql.bench.statistics import (
     aggregate,
+    fullest_block,
     interquartile_mean,
     performance_profile,
     probability_of_improvement,
@@ -106,3 +107,20 @@ def test_a_performance_profile_counts_runs_above():
     profile = performance_profile(OURS, [4.0, 5.0, 11.0, 30.0])
     by_hand = [(3 / 3 + 5 / 5) / 2, (3 / 3 + 3 / 5) / 2, (2 / 3 + 1 / 5) / 2, 0.0]
     assert profile.tolist() == pytest.approx(by_hand)
+
+
+def test_the_fullest_block_has_the_most_entries_without_a_gap():
+    """By hand, and against every subset of methods."""
+    tasks_of = {"a": "xyz", "b": "xy", "c": "xy", "d": "z"}
+    assert fullest_block(tasks_of) == (["a", "b", "c"], {"x", "y"})
+    assert fullest_block({"a": "xy", "b": "x"}) == (["a", "b"], {"x"})  # of equals, more methods
+    assert fullest_block({"a": "", "b": "x"}) == (["b"], {"x"})
+    assert fullest_block({"a": ""}) == fullest_block({}) == ([], set())
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        tasks_of = {m: {t for t in "stuvw" if rng.random() < 0.6} for m in "abcdef"}
+        subsets = (c for n in range(1, 7) for c in itertools.combinations(tasks_of, n))
+        most = max(len(c) * len(set.intersection(*(tasks_of[m] for m in c))) for c in subsets)
+        methods, tasks = fullest_block(tasks_of)
+        assert len(methods) * len(tasks) == most
+        assert all(tasks <= tasks_of[m] for m in methods)

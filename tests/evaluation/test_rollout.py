@@ -225,8 +225,10 @@ def test_a_pool_can_be_used_after_an_error() -> None:
             pool._envs[1]._number = 99  # there is no such environment
             return act(states)
 
-        with pytest.raises(RuntimeError, match="IndexError"):
+        with pytest.raises(RuntimeError, match="IndexError") as failed:
             rollout(broken, pool, episodes=4, seed=0)
+        assert "\n" not in str(failed.value)  # reports show it; where it happened is a note
+        assert "env_processes.py" in "".join(failed.value.__notes__)
         again = rollout(act, pool, episodes=4, seed=0)
     np.testing.assert_array_equal(expected.returns, again.returns)
 

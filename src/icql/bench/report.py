@@ -17,6 +17,7 @@ from icql.bench.records import Asked, BenchFolder, CellGroup
 from icql.bench.statistics import (
     Interval,
     aggregate,
+    fullest_block,
     performance_profile,
     probability_of_improvement,
 )
@@ -170,7 +171,8 @@ class Table:
     def over(self) -> str:
         """What means and aggregates are over, in words."""
         count = len(self.common)
-        return f"{count} common task{'' if count == 1 else 's'}"
+        short = ", without short runs" if self.left_short else ""
+        return f"{count} common task{'' if count == 1 else 's'}{short}"
 
     @property
     def sources(self) -> dict[str, str]:
@@ -202,28 +204,30 @@ class Table:
 
     @cached_property
     def scored(self) -> dict[str, dict[str, list[float]]]:
-        """Scores by method and task, of the methods that have any."""
+        """Scores by method and task that statistics are of, of the methods that have any.
+
+        Short ones say nothing about a method at full length: they count only where all are short.
+        """
+        counted = {key: cell.scores for key, cell in self.cells.items() if cell.scores}
+        if self.left_short:
+            counted = {key: found for key, found in counted.items() if not self.cells[key].short}
         by_row = {
-            row: {task: self.cells[row, task].scores for task in self.tasks if self._has(row, task)}
+            row: {task: counted[row, task] for task in self.tasks if (row, task) in counted}
             for row, _ in self.rows
         }
         return {row: found for row, found in by_row.items() if found}
 
     @cached_property
+    def left_short(self) -> bool:
+        """Whether statistics leave out short cells: some are short, and some are not."""
+        return len({cell.short for cell in self.cells.values() if cell.scores}) > 1
+
+    @cached_property
     def scores(self) -> dict[str, dict[str, list[float]]]:
-        """Those that aggregates are of: on the tasks that all methods have.
-
-        Where there is no such task: of the methods that have every one.
-        """
-        every = self.scored
-        common = [task for task in self.tasks if all(task in found for found in every.values())]
-        if not common:
-            every = {row: found for row, found in every.items() if len(found) == len(self.tasks)}
-            common = list(self.tasks)
-        return {row: {task: found[task] for task in common} for row, found in every.items()}
-
-    def _has(self, row: str, task: str) -> bool:
-        return (row, task) in self.cells and bool(self.cells[row, task].scores)
+        """Those that aggregates are of: as many methods × tasks as leave no gap."""
+        methods, tasks = fullest_block(self.scored)
+        common = [task for task in self.tasks if task in tasks]
+        return {row: {task: self.scored[row][task] for task in common} for row in methods}
 
     @property
     def common(self) -> list[str]:
@@ -429,13 +433,11 @@ def unequal(tables: Iterable[Table]) -> list[str]:
                 notes.append(f"{table.suite.id}: its cells of {task} have different data.")
         if any(len(cell.scores) == 1 for cell in cells):
             notes.append(f"{table.suite.id}: a single seed has no interval.")
-        names, said = dict(table.rows), ""
-        if missing := [task for task in table.tasks if task not in table.common]:
-            said = f"not all methods have {', '.join(missing)}"
-        elif left := [names[row] for row in table.scored if row not in table.scores]:
-            said = f"{', '.join(left)} do not have all tasks"
-        if said:
-            notes.append(f"{table.suite.id}: {said}: aggregates are without.")
+        names = dict(table.rows)
+        without = [task for task in table.tasks if task not in table.common]
+        without += [names[row] for row in table.scored if row not in table.scores]
+        if without:
+            notes.append(f"{table.suite.id}: aggregates are without {', '.join(without)}.")
     return notes
 
 

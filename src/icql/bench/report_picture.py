@@ -7,7 +7,8 @@ from html import escape
 from icql.bench.report import Report, Table, TableCell
 from icql.bench.svg import Scale, colour, ticks
 
-WIDTH, COLUMNS, ROW, HEAD, FOOT, NAME, TITLE = 400, 2, 20, 26, 24, 120, 48
+WIDTH, COLUMNS, ROW, HEAD, FOOT, TITLE = 400, 2, 20, 26, 24, 48
+LETTER = 6.0  # of a name, about as wide as they get on average
 # a picture in a page is light or dark as its reader likes it
 STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#5d6673}.task,.title{font-weight:600;fill:#1c1f24}"
@@ -69,7 +70,8 @@ def _panel(table: Table, task: str, methods: list[str]) -> tuple[str, int]:
     ]
     reach = [x for _, _, cell in rows for x in _reach(cell)]
     low, high = min(0.0, *reach), max(1.0, *reach)
-    left, right, bottom = NAME, WIDTH - 16, HEAD + ROW * len(rows)
+    left = 14 + LETTER * max(len(name) for _, name in table.rows)
+    right, bottom = WIDTH - 16, HEAD + ROW * len(rows)
 
     def at(score: float) -> float:
         return left + (score - low) / (high - low) * (right - left)
@@ -83,7 +85,9 @@ def _panel(table: Table, task: str, methods: list[str]) -> tuple[str, int]:
         )
     for place, (number, name, cell) in enumerate(rows):
         y = HEAD + ROW * place + ROW / 2
-        parts.append(f'<text x="{left - 6}" y="{y + 4:g}" text-anchor="end">{escape(name)}</text>')
+        parts.append(
+            f'<text x="{left - 6:g}" y="{y + 4:g}" text-anchor="end">{escape(name)}</text>'
+        )
         parts += _marks(cell, number, y, at)
     return "".join(parts), bottom + 26
 

@@ -7,7 +7,7 @@ of one cell and its t interval are `icql.evaluation.scores.summary`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -85,6 +85,27 @@ def performance_profile(scores: ByTask, thresholds: ArrayLike) -> Floats:
         (np.asarray(values, np.float64)[:, None] > limits).mean(0) for values in scores.values()
     ]
     return np.asarray(np.mean(shares, axis=0))
+
+
+def fullest_block(tasks_of: Mapping[str, Iterable[str]]) -> tuple[list[str], set[str]]:
+    """The methods and tasks without a gap between them that have the most entries.
+
+    Of equals, the one with more methods. Nothing where no method has a task.
+    """
+    has = {method: frozenset(tasks) for method, tasks in tasks_of.items()}
+    shared = set[frozenset[str]]()  # every set of tasks that some methods have in common
+    for own in has.values():
+        shared |= {own} | {own & other for other in shared}
+
+    def members(tasks: frozenset[str]) -> list[str]:
+        return [method for method, own in has.items() if tasks <= own]
+
+    blocks = [(members(tasks), tasks) for tasks in shared if tasks]
+    order = [(len(methods) * len(tasks), len(methods), sorted(tasks)) for methods, tasks in blocks]
+    if not blocks:
+        return [], set()
+    methods, tasks = blocks[order.index(max(order))]
+    return methods, set(tasks)
 
 
 def _above(x: Floats, y: Floats) -> Floats:

@@ -96,7 +96,9 @@ class EnvProcess:
         if "user_error" in said:
             raise UserError(**said["user_error"])
         if "error" in said:
-            raise RuntimeError(f"in the process of an environment:\n{said['error']}")
+            failed = RuntimeError(f"in the process of an environment: {said['error']}")
+            failed.add_note(said["trace"])
+            raise failed
         return said
 
     def close(self) -> None:
@@ -187,8 +189,8 @@ class _Server:
             return self._do(question)
         except UserError as error:
             return {"user_error": {"what": error.what, "where": error.where, "fix": error.fix}}
-        except Exception:
-            return {"error": traceback.format_exc()}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
 
     def _do(self, question: dict[str, Any]) -> dict[str, Any]:
         if question["do"] == "make":

@@ -22,8 +22,9 @@ import browser
 from icql.bench.analyses import critic_analysis_path
 from icql.bench.costs import costs
 from icql.bench.records import Asked, BenchFolder, CellGroup
-from icql.bench.report import Report, TableCell, gather, write_report
+from icql.bench.report import Report, gather, write_report
 from icql.bench.svg import LEVELS, dot_map, ticks
+from icql.bench.tables import TableCell
 from icql.cli import main
 from icql.seals import write_sealed
 
@@ -324,6 +325,9 @@ def test_short_cells_are_in_no_statistics_beside_full_ones(tmp_path):
     assert list(table.scored["td3bc"]) == list(of_page.tasks[5:])
     assert table.common == list(of_page.tasks[5:])
     assert table.over == "10 common tasks, without short runs"
+    steps = table.cells["icql-td3bc", table.tasks[0]].steps
+    assert table.sizes.endswith(f"{steps // 2:,} to {steps:,} updates.")
+    assert table.counted_sizes.endswith(f"episodes, {steps:,} updates.")
     alike = shortened(of_page, row="td3bc", tasks=of_page.tasks)
     assert "td3bc" not in alike.iqm
     assert ("td3bc", "icql-td3bc") not in alike.improvement

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from icql.bench.records import Asked, CellGroup
-from icql.bench.report import Report, Table, TableCell, unequal
+from icql.bench.report import Report, unequal
 from icql.bench.runner import outcome_of, update_seconds
 from icql.bench.suites import Suite
+from icql.bench.tables import Table, TableCell
 from icql.errors import UserError
 from icql.settings.grid import combinations, say_settings
 from icql.training.plan import Plan

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from icql.bench.report import Table, TableCell
+from icql.bench.tables import Table, TableCell
 from icql.training.plan import AUTO
 
 SEEDS = 5  # of every cell of the paper's tables

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from icql.bench.report import Table
 from icql.bench.svg import Line, colour, interval_chart, line_chart
+from icql.bench.tables import Table
 
 
 def key(names: Iterable[str]) -> str:

@@ -9,9 +9,10 @@ from html import escape
 from importlib import resources
 
 from icql.bench.costs import SOURCE, costs, device_of
-from icql.bench.report import CLEAR, Report, Table, TableCell
+from icql.bench.report import Report
 from icql.bench.report_charts import by_setting, curves, key, over_tasks
 from icql.bench.report_values import looked_into
+from icql.bench.tables import CLEAR, Table, TableCell
 from icql.pages import document, look
 
 WORDS = {
@@ -172,7 +173,7 @@ def _foot(table: Table) -> str:
 def _aggregates(table: Table) -> str:
     if not table.iqm:
         return _improvement(table)
-    over = f"{table.over}; {_sizes(table)}"
+    over = f"{table.over}; {table.counted_sizes}"
     return (
         f"<h3>Over tasks</h3><p>{escape(over)} Intervals: 95 %, by a bootstrap stratified by task, "
         "which is too narrow for a handful of runs and has no width for one seed.</p>"
@@ -184,7 +185,7 @@ def _by_setting(table: Table) -> str:
     drawn = by_setting(table) if table.suite.vary else ""
     if not drawn:
         return ""
-    said = f"Mean over seeds. {_sizes(table)}"
+    said = f"Mean over seeds. {table.sizes}"
     return f"<h3>By setting</h3><p>{escape(said)}</p>{key(table.tasks)}{drawn}"
 
 
@@ -194,14 +195,9 @@ def _curves(table: Table) -> str:
         return ""
     said = "Mean over seeds at each evaluation; point at a dot for numbers (least to largest seed)."
     return (
-        f"<h3>Learning curves</h3><p>{escape(f'{said} {_sizes(table)}')}</p>"
+        f"<h3>Learning curves</h3><p>{escape(f'{said} {table.sizes}')}</p>"
         f"{key(name for _, name in table.rows)}{drawn}"
     )
-
-
-def _sizes(table: Table) -> str:
-    """Seeds, episodes and updates, as the caption has them."""
-    return table.caption.partition("; ")[2]
 
 
 def _improvement(table: Table) -> str:
@@ -224,7 +220,7 @@ def _improvement(table: Table) -> str:
         lines.append(cells)
     caption = (
         "Probability that a run of the row scores above one of the column (ties half), mean over "
-        f"the tasks that both have; bold: its 95 % interval leaves out ½. {_sizes(table)}"
+        f"the tasks that both have; bold: its 95 % interval leaves out ½. {table.counted_sizes}"
     )
     return _grid(["P(row > column)", *(names[row] for row in rows)], lines, caption)
 

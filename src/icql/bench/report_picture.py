@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from icql.bench.report import Report, Table, TableCell
+from icql.bench.report import Report
 from icql.bench.svg import Scale, colour, ticks
+from icql.bench.tables import Table, TableCell
 
 WIDTH, COLUMNS, ROW, HEAD, FOOT, TITLE = 400, 2, 20, 26, 24, 48
 LETTER = 6.0  # of a name, about as wide as they get on average

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from icql.bench.costs import SOURCE, costs
-from icql.bench.report import CLEAR, Report, Table, TableCell
+from icql.bench.report import Report
+from icql.bench.tables import CLEAR, Table, TableCell
 
 _LATEX = {
     "\\": r"\textbackslash{}",

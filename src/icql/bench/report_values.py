@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from icql.bench.report import Table, TableCell
 from icql.bench.report_charts import figures, key
 from icql.bench.svg import Line, colour, dot_map, line_chart
+from icql.bench.tables import Table, TableCell
 
 FOLLOWED = "discounted return that followed"
 PARTS = {"all": "all other states", "other_episodes": "states of other episodes"}

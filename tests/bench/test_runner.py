@@ -518,7 +518,9 @@ def test_bad_input_ends_with_one_message_before_any_work(capsys, tmp_path, monke
     assert "there is no task" in refused(capsys, "run", "main", "--tasks", "nothing", *to)
     assert "TASK=FILE" in refused(capsys, "run", "main", "--dataset", "nonsense", *to)
     here = ("run", "main", "--tasks", "hopper-mini", *to)
-    assert "no algorithm" in refused(capsys, *here, "--algos", "nothing")
+    assert "no row or algorithm 'nothing'" in refused(capsys, *here, "--algos", "nothing")
+    typo = refused(capsys, "run", "robust", *here[2:], "--algos", "rigde")
+    assert "Did you mean 'ridge'?" in typo  # a row, and no algorithm
     assert "learns online" in refused(capsys, *here, "--algos", "sac")
     assert "at least 1" in refused(capsys, *here, "--seeds", "0")
     unused = ("--dataset", "hopper=x.npz")

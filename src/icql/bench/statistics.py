@@ -101,10 +101,9 @@ def fullest_block(tasks_of: Mapping[str, Iterable[str]]) -> tuple[list[str], set
         return [method for method, own in has.items() if tasks <= own]
 
     blocks = [(members(tasks), tasks) for tasks in shared if tasks]
-    order = [(len(methods) * len(tasks), len(methods), sorted(tasks)) for methods, tasks in blocks]
     if not blocks:
         return [], set()
-    methods, tasks = blocks[order.index(max(order))]
+    methods, tasks = max(blocks, key=lambda b: (len(b[0]) * len(b[1]), len(b[0]), sorted(b[1])))
     return methods, set(tasks)
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from icql.algos.registry import check_offline
+from icql.algos.registry import algorithms, check_offline
 from icql.errors import UserError, nearest
 
 
@@ -51,9 +51,22 @@ class Suite:
         for name in algos:
             own = [row for row in self.rows if row.id == name]
             found = own or [row for row in self.rows if row.algo == name]
-            for row in found or [_added(name)]:
+            for row in found or [self._added(name)]:
                 rows.setdefault(row.id, row)
         return tuple(rows.values()) or self.rows
+
+    def _added(self, algo: str) -> Row:
+        """The row of an algorithm that is not here, called as in suites that have it."""
+        known = [row.id for row in self.rows]
+        if algo not in algorithms():
+            raise UserError(
+                f"there is no row or algorithm {algo!r}.",
+                where="--algos",
+                fix=nearest(algo, list(dict.fromkeys([*known, *algorithms()]))),
+            )
+        check_offline(algo)
+        named = (row.name for suite in suites().values() for row in suite.rows if row.id == algo)
+        return Row(id=algo, name=next(named, algo), algo=algo)
 
     def described(self) -> dict[str, Any]:
         """What `icql bench list --json` says."""
@@ -62,13 +75,6 @@ class Suite:
             return said | {"command": self.command}
         rows = [vars(row) | {"settings": dict(row.settings)} for row in self.rows]
         return said | {"preset": self.preset, "tasks": list(self.tasks), "rows": rows}
-
-
-def _added(algo: str) -> Row:
-    """The row of an algorithm that the suite does not have, called as in suites that do."""
-    check_offline(algo)
-    known = (row.name for suite in suites().values() for row in suite.rows if row.id == algo)
-    return Row(id=algo, name=next(known, algo), algo=algo)
 
 
 @cache

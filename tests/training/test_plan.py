@@ -204,6 +204,28 @@ def test_settings_that_nothing_reads_are_said(data, tmp_path, capsys):
     assert "--batch-size has no effect" not in said
 
 
+@pytest.mark.parametrize("algo", ["icql", "fql"])
+@pytest.mark.parametrize(
+    ("module", "read"),
+    [
+        ("linear", {"layers", "c_scale", "c_learning_rate", "form"}),
+        ("mlp", set()),
+        ("softmax", {"blocks"}),
+        ("ridge", {"ridge"}),
+    ],
+)
+def test_every_local_module_reads_its_own_settings_alone(data, algo, module, read):
+    """λ belongs to ridge, layers to the linear Transformer, blocks to softmax; φ to all."""
+    changes = {"layers": 3, "c_scale": 2.0, "c_learning_rate": 0.5, "form": "dual"}
+    changes |= {"blocks": 2, "ridge": 0.3, "features": 8, "module": module}
+    settings = {f"local.{name}": value for name, value in changes.items()} | {"critic": "local"}
+    plan = Plan.make(algo, dataset=str(data)).asked(settings=settings)
+    assert set(changes) - {name.removeprefix("local.") for name in plan.without_effect()} == (
+        read | {"features", "module"}
+    )
+    assert set(plan.without_effect().values()) <= {f"local.module is {module}"}
+
+
 def test_a_grid_over_an_unknown_setting_is_refused_before_anything_is_retrieved(
     data, tmp_path, monkeypatch
 ):

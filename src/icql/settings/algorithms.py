@@ -21,8 +21,6 @@ from icql.settings.fields import (
     Widths,
 )
 from icql.settings.shared import (
-    GLOBAL,
-    LOCAL,
     SEQUENCES,
     ActorSettings,
     AlgorithmSettings,
@@ -32,6 +30,7 @@ from icql.settings.shared import (
     Init,
     LocalSettings,
     PolicySettings,
+    of_other_critics,
 )
 
 TD3BCForm = Literal["original", "retuned", "paper"]
@@ -289,7 +288,7 @@ class FQLSettings(FlowSettings):
     @property
     def unused(self) -> dict[str, str]:
         """A global critic retrieves nothing; a local one starts in a way of its own."""
-        return super().unused | (LOCAL if self.critic == "local" else GLOBAL)
+        return super().unused | of_other_critics(self.critic, self.local)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,14 @@ Init = Literal["orthogonal", "small", "iql", "torch", "rebrac", "cql", "xavier"]
 GLOBAL = dict.fromkeys(("local.", "context."), "the critic is global (--critic local)")
 SEQUENCES = {"data.corrective": "steps of a sequence stay as they were logged"}
 LOCAL = {"init": "a local critic starts orthogonal"}
+OF_MODULE: dict[str, ModuleName] = {  # settings of one module, which the others do not read
+    "local.layers": "linear",
+    "local.c_scale": "linear",
+    "local.c_learning_rate": "linear",
+    "local.form": "linear",
+    "local.blocks": "softmax",
+    "local.ridge": "ridge",
+}
 Form = Literal["auto", "reduced", "dual", "fused"]
 
 
@@ -150,6 +158,12 @@ class LocalSettings(Settings):
     """How the linear module computes its TD steps: reduced, dual, or fused in one GPU kernel; equal
     up to rounding. auto: fused on a GPU, reduced elsewhere."""
 
+    @property
+    def unused(self) -> dict[str, str]:
+        """Settings of the modules that were not chosen."""
+        others = (name for name, module in OF_MODULE.items() if module != self.module)
+        return dict.fromkeys(others, f"local.module is {self.module}")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kernel and self.module in ("mlp", "softmax"):
@@ -170,6 +184,11 @@ class LocalSettings(Settings):
                     where=self.section + name,
                     fix="Leave it out, or take local.module = linear.",
                 )
+
+
+def of_other_critics(critic: CriticKind, local: LocalSettings) -> dict[str, str]:
+    """Settings that this kind of critic does not read, and why."""
+    return LOCAL | local.unused if critic == "local" else GLOBAL
 
 
 @dataclass(frozen=True)
@@ -216,7 +235,7 @@ class CriticSettings(ActorSettings):
     @property
     def unused(self) -> dict[str, str]:
         """A global critic retrieves nothing; a local one starts in a way of its own."""
-        return super().unused | (LOCAL if self.critic == "local" else GLOBAL)
+        return super().unused | of_other_critics(self.critic, self.local)
 
 
 @dataclass(frozen=True)

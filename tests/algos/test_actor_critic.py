@@ -186,6 +186,33 @@ def test_settings_that_need_each_other_are_changed_together():
     assert override(mlp, changes).local.spectral_bound == 1
 
 
+@pytest.mark.parametrize(("form", "read"), [("paper", "context"), ("original", "context_next")])
+def test_td3bc_as_the_papers_appendix_prints_it_values_the_next_state_by_the_context_of_this_one(
+    form, read
+):
+    algorithm = delayed("icql-td3bc", form=form, **{"context.k": 3, "local.features": 4})
+    rows = algorithm.needs.batches * ROWS
+    around = jax.tree.map(
+        lambda x: jnp.stack([jnp.roll(x, i, 0) for i in range(3)], 1), batch(1.0, rows).query
+    )
+    state, key = algorithm.init(jax.random.key(1)), jax.random.key(2)
+
+    def critics(**changes):
+        both = {"context": around, "context_next": around, **changes}
+        given = eqx.tree_at(
+            lambda b: (b.context, b.context_next),
+            batch(1.0, rows),
+            (both["context"], both["context_next"]),
+            is_leaf=lambda x: x is None,
+        )
+        q = algorithm.update(state, given, key)[0].q.model
+        return np.concatenate([x.ravel() for x in jax.tree.leaves(q)])
+
+    other = eqx.tree_at(lambda c: c.r, around, around.r + 1)
+    moved = np.abs(critics(context_next=other) - critics()).max()
+    assert bool(moved > 0) is (read == "context_next")
+
+
 # --- Rows of the policy's own, drawn by weight ------------------------------------------------
 
 DELAYED = ("td3bc", "rebrac", "dmg")

@@ -5,8 +5,7 @@ Chen et al. 2021; decision-transformer/gym. On windows of K steps of the data,
 with a causal Transformer π (:mod:`icql.nn.transformer`). It acts by asking for `target_return` and
 taking off what it was paid. Rewards of steps that are no transitions (the last of a truncated
 episode) are in no return-to-go. States are standardised and weights start as in the original.
-Differences from it: one target return per run rather than two, and spreads of nearly constant
-columns are floored (`data.spread`).
+Difference from it: one target return per run rather than two.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ the method in our loop and on our tasks, not a reproduction.
 Taken from the paper:
   * a DT embeds sub-trajectories of K steps: the mean of its state tokens after the last block;
   * the sub-trajectory is retrieved by cosine similarity of embeddings, first the `candidates` most
-    similar, then among them the one with the highest utility (return-to-go);
+    similar, then one of them;
   * sub-trajectories of the query's own episode are left out;
   * every block of the policy has cross-attention to the retrieved tokens (R̂, s, a).
 Different here:
@@ -16,8 +16,11 @@ Different here:
     is trained beforehand;
   * the memory holds `memory_size` sub-trajectories drawn from the batches, renewed `refresh` at a
     time, and travels with the policy. In the paper it is an index of the whole data;
-  * utility counts in training as well; retrieved tokens enter cross-attention as embedded, without
-    an encoder of their own;
+  * which of the candidates: the one with the largest return-to-go, in training too. Officially,
+    while acting, the one whose similarity and return of the whole trajectory, each scaled to
+    [0, 1], add up to most; in training similarity (and the same task) alone;
+  * retrieved tokens are embedded as the query's are and enter cross-attention so, officially by
+    embeddings and an encoder of their own; layers are DT's (ReLU), officially GELU;
   * the sizes and the number of updates are DT's (128 wide, 3 layers, 1 head, windows of 20, batches
     of 64; 100,000), the official ones 512, 4, 8, 50, 128 and 200,000.
 """

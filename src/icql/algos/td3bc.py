@@ -12,7 +12,8 @@ ICQL paper's appendix "ICQL Variants for TD3+BC"):
     π:  one of three forms, by the setting `form`, with Q = Q_1 or min_i Q_i:
         original   max E [α Q_1(s, π(s)) / E|Q_1| − mean_j (π_j(s) − a_j)²]   Fujimoto & Gu's
         retuned    max E [min_i Q_i(s, π(s)) / E|min_i Q_i| − β ‖π(s) − a‖²]  ReBRAC's TD3+BC
-        paper      max E [Q_1(s, π(s)) − α ‖π(s) − a‖²]                       ICQL, appendix
+        paper      max E [Q_1(s, π(s)) − α ‖π(s) − a‖²]                       ICQL, appendix,
+                   whose target of a local critic reads Ω_s, not Ω_s'
 
 ReBRAC (Tarasov et al. 2023, "Revisiting the Minimalist Approach to Offline Reinforcement
 Learning"), with the data's own next action a':
@@ -103,6 +104,10 @@ class TD3Cloning(DelayedLearner[D]):
     ) -> Float[Array, ""]:
         """What π minimises, for `q` = Q_i(s, π(s)) and `difference` = π(s) − a."""
 
+    def next_context(self, batch: Batch) -> Transition | None:
+        """What a local critic reads to value s': Ω_s'."""
+        return batch.context_next
+
     def init(self, key: PRNGKeyArray) -> TD3State:
         """Fresh critics and policy, and their targets."""
         s, spec = self.settings, self.spec
@@ -129,7 +134,7 @@ class TD3Cloning(DelayedLearner[D]):
             a_next = smoothed_action(
                 state.pi_target(query.s_next), noise, s.policy_noise, s.noise_limit
             )
-            q_next = state.q_target(query.s_next, a_next, batch.context_next).min(0)
+            q_next = state.q_target(query.s_next, a_next, self.next_context(batch)).min(0)
             v_next = self.next_value(self.bounded(q_next), a_next, query)
             y = bellman_target(query.r, query.mask, v_next, s.discount)
 
@@ -173,6 +178,10 @@ class TD3BC(TD3Cloning[TD3BCSettings]):
     def next_value(self, q_next: Array, a_next: Array, query: Transition) -> Array:
         """min_i Q̄_i(s', ã')."""
         return q_next
+
+    def next_context(self, batch: Batch) -> Transition | None:
+        """Ω_s', but Ω_s where the appendix's formulas are taken as they are printed."""
+        return batch.context if self.settings.form == "paper" else batch.context_next
 
     def actor_loss(self, q: Array, difference: Array) -> Array:
         """Cloning beside the first critic, or beside the least where retuned."""

@@ -13,6 +13,7 @@ from typing import Any
 KINDS = {  # other than `run`, the source's own runs over several seeds
     "quoted": "equal to an older publication's number, taken over and not run",
     "single seed": "a multiple of what one seed of 10 episodes gives",
+    "longer episodes": "played for up to 1,000 steps, where D4RL's episodes end after 280",
 }
 
 

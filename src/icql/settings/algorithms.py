@@ -101,7 +101,8 @@ class TD3BCSettings(DelayedSettings):
 
     form: TD3BCForm = "original"
     """original: alpha scales normalised Q; retuned: bc_coef scales cloning beside normalised Q;
-    paper: alpha scales cloning beside raw Q (the ICQL paper's formula)."""
+    paper: alpha scales cloning beside raw Q, and a local critic values s' by the context of s (the
+    ICQL paper's formulas as printed)."""
     alpha: NonNegative = 2.5
     """α of the forms original (more is less cloning) and paper (more is more cloning)."""
     bc_coef: NonNegative = 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_critics_are_asked_about_the_same_pairs(folder: Path) -> None:
     runs = [folder / name for name in ("icql", "iql", "graph")]
     values = values_of(runs, count=50, oracle=folder / "sac.safetensors")
-    assert [critic.label for critic in values.critics] == ["icql", "iql", "graph"]
+    assert [critic.label for critic in values.critics] == ["icql", "iql", "icql-graph"]
     assert [critic.values.shape for critic in values.critics] == [(1, 50), (2, 50), (1, 50)]
     data = icql.load_dataset(folder / "pendulum.npz")
     s, a = data.states[values.rows], data.actions[values.rows]
@@ -62,6 +63,20 @@ def test_all_critics_are_asked_about_the_same_pairs(folder: Path) -> None:
     assert values.truth[0] == "the oracle"
     assert values.oracle is not None
     assert values.oracle.shape == (50,)
+
+
+def test_runs_of_one_algorithm_are_told_apart_by_their_folders(folder: Path) -> None:
+    hashed = folder / "5fc93672271cba9bd065953f05239613" / "iql"
+    shutil.copytree(folder / "iql", hashed)
+    values = values_of([folder / "icql", folder / "iql", hashed], count=5)
+    labels = [critic.label for critic in values.critics]
+    above = folder.name if len(folder.name) <= 20 else f"{folder.name[:8]}…"
+    assert labels == ["icql", f"iql in {above}/iql", "iql in 5fc93672…/iql"]
+
+
+def test_a_runs_own_policy_is_no_oracle(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no SAC policy.*icql data collect"):
+        values_of([folder / "iql"], count=5, oracle=folder / "iql" / "policy.safetensors")
 
 
 def test_statistics_of_c_are_those_of_its_matrices() -> None:

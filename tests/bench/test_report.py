@@ -121,8 +121,8 @@ def test_nothing_comes_from_elsewhere(html):
 def test_captions_say_seeds_and_episodes(report, html):
     for table in report.tables:
         assert "10 seeds × 10" in table.caption
-    captions = html.split("<caption>")[1:]
-    assert sum("10 seeds × 10" in part.partition("</caption>")[0] for part in captions) == 4
+    captions = html.split('<p class="caption">')[1:]
+    assert sum("10 seeds × 10" in part.partition("</p>")[0] for part in captions) == 4
 
 
 def test_verdicts_and_misses_by_scipy(report):

@@ -258,6 +258,17 @@ def test_no_group_is_begun_after_the_time_is_up(data, tmp_path, monkeypatch):
     assert (result["finished"], result["out_of_time"], result["failed"]) == (0, True, [])
 
 
+def test_records_without_their_groups_are_said(copied, tmp_path, capsys):
+    """Half a folder that was copied: nothing is lost in silence, and the suite takes it up again."""
+    shutil.rmtree(copied / "groups")
+    [said] = status(BenchFolder.open(copied))["damaged"]
+    assert "4 of 4 records belong to no group" in said
+    assert "records belong to no group" in str(merge([copied], tmp_path / "other")["damaged"])
+    assert any(
+        "records belong to no group" in note for note in gather(BenchFolder.open(copied)).notes
+    )
+
+
 def test_folders_of_several_machines_are_merged(data, whole, tmp_path, capsys):
     """Half of the cells from each, one of them damaged, one with another outcome: all are said."""
     parts = [Path(shutil.copytree(whole, tmp_path / name)) for name in ("one", "two")]
@@ -523,6 +534,7 @@ def test_bad_input_ends_with_one_message_before_any_work(capsys, tmp_path, monke
     assert "Did you mean 'ridge'?" in typo  # a row, and no algorithm
     assert "learns online" in refused(capsys, *here, "--algos", "sac")
     assert "at least 1" in refused(capsys, *here, "--seeds", "0")
+    assert "no episodes give none" in refused(capsys, *here, "--episodes", "0")
     unused = ("--dataset", "hopper=x.npz")
     assert "no task hopper" in refused(capsys, *here, *unused)
     assert not out.exists()

@@ -44,6 +44,16 @@ def test_means_and_intervals_are_those_of_the_seeds(runs, capsys):
     ]
 
 
+def test_two_runs_of_one_method_are_named_by_their_folders(runs, capsys):
+    assert main(["compare", str(runs / "three"), str(runs / "one"), "--json"]) == 0
+    labels = [row["label"] for row in json.loads(capsys.readouterr().out)["runs"]]
+    assert labels == [f"bc in {runs / 'three'}", f"bc in {runs / 'one'}"]
+    assert main(["compare", str(runs / "grid"), "--json"]) == 0  # told apart by their settings
+    labels = [row["label"] for row in json.loads(capsys.readouterr().out)["runs"]]
+    assert len(set(labels)) == 2
+    assert not any(" in " in label for label in labels)
+
+
 def test_the_table_and_the_picture(runs, capsys, tmp_path):
     picture = tmp_path / "compare.png"
     assert main(["compare", str(runs / "three"), "--out", str(picture)]) == 0

@@ -63,7 +63,7 @@ def scatters(values: Values) -> Figure:
         r, rho = (np.mean(found[key]) for key in ("pearson", "spearman"))
         ax.scatter(truth, critic.values.mean(0), s=5, lw=0, alpha=0.4, color=BLUE)
         ax.set(xlabel=name, ylabel="Q")
-        ax.set_title(f"{critic.label}: r = {r:.2f}, ρ = {rho:.2f}", loc="left")
+        ax.set_title(f"{critic.label}\nr = {r:.2f}, ρ = {rho:.2f}", loc="left")
     return drawn
 
 

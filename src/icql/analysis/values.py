@@ -20,6 +20,7 @@ from icql.data.pictures import returns_at, state_map
 from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.graph.critic import GraphCritic
+from icql.training.run_folder import RunFolder
 from icql.training.trained import load_critic
 from icql.training.trained_critic import TrainedCritic
 
@@ -171,8 +172,19 @@ def _asked_of(oracle: str | Path, data: Transitions, rows: NDArray[np.int64]) ->
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:
-    """Names of the folders, with those above where two are called the same."""
-    names = [run.resolve().name for run in runs]
-    if len(set(names)) == len(names):
-        return names
-    return ["/".join(run.resolve().parts[-2:]) for run in runs]
+    """The algorithms, with the folders of those that two runs have."""
+    algos = [str(RunFolder.open(run).result()["algo"]) for run in runs]
+    places = [run.resolve().parts[-2:] for run in runs]
+    if len({place[-1] for place in places}) == len(places):
+        places = [place[-1:] for place in places]
+    names = ["/".join(_cut(part) for part in place) for place in places]
+    several = [algos.count(algo) > 1 for algo in algos]
+    return [
+        f"{algo} in {name}" if more else algo
+        for algo, name, more in zip(algos, names, several, strict=True)
+    ]
+
+
+def _cut(name: str) -> str:
+    """A folder's name, short enough for a title."""
+    return name if len(name) <= 20 else f"{name[:8]}…"

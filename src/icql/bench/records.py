@@ -215,6 +215,13 @@ class BenchFolder:
                 found.append(group)
             else:
                 wrong.append(f"groups/{path.name} is not named by its key; run its suite again.")
+        named = {group.cell_key(seed) for group in found for seed in group.seeds}
+        there = {path.stem for path in (self.path / "records").glob("*.json")}
+        if lost := len(there - named):
+            wrong.append(
+                f"{lost} of {len(there)} records belong to no group that groups/ holds: they are "
+                "not counted. Copy groups/ along, or run their suite again."
+            )
         return found, wrong
 
     def record(self, group: CellGroup, seed: int) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ WORDS = {
     "no interval": "a single seed has no interval: no verdict",
 }
 
+WIDE = "body{max-width:min(1600px,100%)}"  # a table has many methods
 
 MISSES = (
     "A miss is a cell of full length whose interval over seeds lies below the first published "
@@ -51,7 +52,7 @@ def page(report: Report) -> str:
         _runs(report),
     ]
     script = resources.files("icql.bench").joinpath("report.js").read_text()
-    return document("Benchmark report", "".join(body), style=look(), script=script)
+    return document("Benchmark report", "".join(body), style=look() + WIDE, script=script)
 
 
 def _id(table: Table) -> str:
@@ -75,7 +76,7 @@ def _grid(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str, foot
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     lines = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return (
-        f'<div class="scroll"><table class="sortable"><caption>{escape(caption)}</caption>'
+        f'<p class="caption">{escape(caption)}</p><div class="scroll"><table class="sortable">'
         f"<thead><tr>{heads}</tr></thead><tbody>{lines}</tbody>{foot}</table></div>"
     )
 
@@ -142,7 +143,7 @@ def _score(table: Table, row: str, task: str) -> str:
     for number, verdict in cell.verdicts:
         std = "" if number.std is None else f" ± {number.std:.1f} std"
         lines.append(
-            f'<br><small title="{escape(number.label)}">{escape(number.source)} {number.mean:.1f}'
+            f'<small title="{escape(number.label)}">{escape(number.source)} {number.mean:.1f}'
             f"{std}{escape(number.caveat)} "
             f'<span class="tag {verdict.replace(" ", "-")}">{verdict}</span></small>'
         )
@@ -150,7 +151,7 @@ def _score(table: Table, row: str, task: str) -> str:
         # of a table of our own nothing was published: that need not be said in every cell
         tags = ["short"] * cell.short + [cell.verdict] * bool(table.suite.paper)
         marks = " ".join(f'<span class="tag {tag.replace(" ", "-")}">{tag}</span>' for tag in tags)
-        lines.append(f"<br><small>{marks}</small>")
+        lines.append(f"<small>{marks}</small>")
     return (
         f'<td data-v="{mean}" title="{escape(hint)}"><b>{mean:.1f}</b>{half}{"".join(lines)}</td>'
     )
@@ -251,7 +252,7 @@ def _misses(report: Report) -> str:
     head = ["suite", "method", "task", "ours", "published", "difference"]
     none = "" if rows else " There is none."
     caption = f"{MISSES}{none} {_tally(report)}."
-    failures = [[_td(what), _td(why)] for what, why in report.failures]
+    failures = [[_td(what), _td(why, kind="prose")] for what, why in report.failures]
     failed = _grid(["failed", "error"], failures, "Failures of the last try") if failures else ""
     title = "<h2>Misses and failures</h2>"
     found = _grid(head, rows, caption) if rows else f"<p>{escape(caption)}</p>"

@@ -60,6 +60,8 @@ class Request:
         from icql.training.choose import choose, standardised  # JAX: only where something is run
 
         suite = self.suite.runnable()
+        if self.run.get("episodes") == 0:
+            raise UserError("a table needs scores, and no episodes give none.", where="--episodes")
         tasks = tuple(dict.fromkeys(self.tasks)) or suite.tasks
         if unused := sorted(set(self.datasets) - set(tasks)):
             raise UserError(

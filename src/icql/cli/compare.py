@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class Compare(Options):
         rows = [row for run in self.runs for row in _rows(run)]
         if not rows:
             raise UserError("name at least one run folder.", where="icql compare")
+        _tell_apart(rows)
         for one in sorted({row["task"] for row in rows}):
             same = [row for row in rows if row["task"] == one]
             self.say(f"{one}: {_episodes(same)}")
@@ -101,6 +103,14 @@ def _rows(run: Path) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _tell_apart(rows: list[dict[str, Any]]) -> None:
+    """Name the folder of rows that are called the same on one task."""
+    names = Counter((row["task"], row["label"]) for row in rows)
+    for row in rows:
+        if names[row["task"], row["label"]] > 1:
+            row["label"] += f" in {row['run']}"
 
 
 def _episodes(rows: list[dict[str, Any]]) -> str:

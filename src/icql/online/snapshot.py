@@ -53,8 +53,12 @@ def sac_oracle(path: str | Path, *, of: str | None = None) -> Snapshot:
     arrays = load_arrays(path, of=of)
     names = (f"policy.net.layers.{i}.weight" for i in range(len(arrays)))
     shapes = [arrays[name].shape for name in names if name in arrays]
-    if not shapes:
-        raise UserError("holds no SAC policy.", where=str(path))
+    if not shapes or any(len(shape) != 2 for shape in shapes):  # those of a run are stacked by seed
+        raise UserError(
+            "holds no SAC policy.",
+            where=str(path),
+            fix="Give a snapshot that icql data collect keeps beside its data.",
+        )
     hidden = tuple(outputs for _, outputs in shapes[:-1])
     spec = Spec(shapes[0][0], shapes[-1][1] // 2, 0)
     like = Snapshot.of(SAC(SACSettings(hidden=hidden), spec).init(jax.random.key(0)))

@@ -26,7 +26,7 @@ from icql.analysis.brief import brief_rows
 from icql.bench import runner
 from icql.bench.analyses import analyses_of
 from icql.bench.merge import merge
-from icql.bench.records import BenchFolder, Damaged, read_sealed
+from icql.bench.records import FORMAT, BenchFolder, Damaged, read_sealed
 from icql.bench.report import gather, write_report
 from icql.bench.status import status
 from icql.bench.suites import Row, get_suite, suites
@@ -259,7 +259,7 @@ def test_no_group_is_begun_after_the_time_is_up(data, tmp_path, monkeypatch):
 
 
 def test_records_without_their_groups_are_said(copied, tmp_path, capsys):
-    """Half a folder that was copied: nothing is lost in silence, and the suite takes it up again."""
+    """Half a folder that was copied."""
     shutil.rmtree(copied / "groups")
     [said] = status(BenchFolder.open(copied))["damaged"]
     assert "4 of 4 records belong to no group" in said
@@ -554,6 +554,13 @@ def test_folders_of_other_kinds_are_refused(capsys, tmp_path):
         more = ("--out", "x.html") if command[0] == "report" else ()
         assert "format 0" in refused(capsys, *command, str(old), *more)
     assert [p.name for p in old.iterdir()] == ["bench.json"]
+    for half in (None, '{"form'):  # good records beside a lost or half-written manifest
+        lost = tmp_path / f"lost{half is None}"
+        (lost / "groups").mkdir(parents=True)
+        if half is not None:
+            (lost / "bench.json").write_text(half)
+        for command in (("status", str(lost)), (*here, str(lost))):
+            assert f'Write {{"format": {FORMAT}}} into it' in refused(capsys, *command)
 
 
 def test_sealed_files(tmp_path):

@@ -30,6 +30,9 @@ from icql.locks import held
 from icql.seals import digest, plain, write_sealed
 
 FORMAT = 1
+REPAIR = (
+    f'Write {{"format": {FORMAT}}} into it if this icql made the folder; records have digests of their own.'
+)
 LONG = 60.0  # seconds to wait for another process that writes down what is asked
 
 
@@ -136,11 +139,16 @@ class BenchFolder:
         """Open a folder that is there."""
         folder = cls(path)
         if not folder.manifest_path.is_file():
+            if (path / "groups").is_dir():
+                raise UserError("is missing.", where=str(folder.manifest_path), fix=REPAIR)
             there = "is not a benchmark folder" if path.exists() else "there is no such folder"
             raise UserError(
                 f"{there}.", where=str(path), fix="Make one with: icql bench run SUITE --out DIR"
             )
-        manifest = read_json(folder.manifest_path)
+        try:
+            manifest = read_json(folder.manifest_path)
+        except UserError as error:
+            raise UserError(error.what, where=error.where, fix=REPAIR) from None
         found = manifest.get("format") if isinstance(manifest, dict) else None
         if found != FORMAT:
             raise UserError(
@@ -160,7 +168,7 @@ class BenchFolder:
         begun = path.is_dir() and any(not p.name.startswith(".bench.json") for p in path.iterdir())
         if not begun and not folder.manifest_path.exists():
             write_json(folder.manifest_path, {"format": FORMAT})
-        elif not folder.manifest_path.exists():
+        elif not folder.manifest_path.exists() and not (path / "groups").is_dir():
             raise UserError(
                 "is not empty and not a benchmark folder.",
                 where=str(path),

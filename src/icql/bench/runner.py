@@ -97,7 +97,8 @@ class Request:
             else:
                 (fetched if own and table.d4rl_file is not None else others).append(task)
         if missing := fetched + others:
-            ways = [f"Fetch it: icql data fetch {fetched[0]}, and so on."] if fetched else []
+            more = ", and so on" if len(fetched) > 1 else ""
+            ways = [f"Fetch it: icql data fetch {fetched[0]}{more}."] if fetched else []
             ways += [f"Say where it is: --dataset {task}=FILE" for task in others[:1]]
             ways += ["or collect some: icql data collect --help."] if others else []
             here = " ".join(found) or EMBEDDED[0]

@@ -238,6 +238,17 @@ def test_cost_is_in_hours_of_the_device_beside_the_papers(tmp_path):
     assert main(["bench", "status", str(folder.path)]) == 0
 
 
+def test_the_status_tells_a_method_of_two_suites_apart_and_is_in_order(tmp_path, capsys):
+    folder = made_up().made_up_folder(tmp_path / "b", suites=("td3bc", "extended"), seeds=1)
+    assert main(["bench", "status", str(folder.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = [line.split("seeds  ")[1] for line in lines if "seeds  " in line]
+    assert "extended: IQL on door-human-v1" in said
+    assert "td3bc: ICQL-TD3+BC on door-human-v1" in said
+    assert len(set(said)) == len(said)
+    assert [one.partition(":")[0] for one in said] == sorted(one.partition(":")[0] for one in said)
+
+
 def test_what_was_analysed_is_drawn(tmp_path):
     """Damaged and failed analyses are left out, and a failed one is said."""
     folder = made_up().made_up_folder(tmp_path / "b", suites=("td3bc",), seeds=2)

@@ -10,9 +10,12 @@ from icql.training.run_folder import RunFolder
 
 
 def status(folder: BenchFolder) -> dict[str, Any]:
-    """Every group with the state of its cells: done, running, failed, damaged or waiting."""
+    """Every group, by suite and task, with the state of its cells: done, running, failed, waiting."""
     groups, wrong = folder.groups()
-    rows = [_standing(folder, group) for group in groups]
+    rows = sorted(
+        (_standing(folder, group) for group in groups),
+        key=lambda row: (row["suites"], row["task"], row["what"]),
+    )
     return {
         "folder": str(folder.path),
         "cells": sum(row["cells"] for row in rows),

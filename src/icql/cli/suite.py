@@ -176,7 +176,8 @@ class Status(Options):
         folder = BenchFolder.open(self.folder)
         result = status(folder)
         for row in result["groups"]:
-            line = f"{row['state']:<8} {row['finished']}/{row['cells']} seeds  {row['what']}"
+            line = f"{row['state']:<8} {row['finished']}/{row['cells']} seeds"
+            line += f"  {', '.join(row['suites'])}: {row['what']}"
             if row["state"] != "done":
                 line += f"  update {row['step']:,} of {row['steps']:,}"
             self.say(line + (f"  {row['holder']}" if row["holder"] else ""))

@@ -30,7 +30,10 @@ from icql.locks import held
 from icql.seals import digest, plain, write_sealed
 
 FORMAT = 1
-REPAIR = f'Write {{"format": {FORMAT}}} into it if this icql made the folder; records have digests of their own.'
+REPAIR = (
+    f'Write {{"format": {FORMAT}}} into it if this icql made the folder; records have digests of '
+    "their own."
+)
 LONG = 60.0  # seconds to wait for another process that writes down what is asked
 
 

@@ -10,7 +10,7 @@ from icql.training.run_folder import RunFolder
 
 
 def status(folder: BenchFolder) -> dict[str, Any]:
-    """Every group, by suite and task, with the state of its cells: done, running, failed, waiting."""
+    """Every group with the state of its cells: done, running, failed or waiting; by suite, task."""
     groups, wrong = folder.groups()
     rows = sorted(
         (_standing(folder, group) for group in groups),

@@ -64,6 +64,10 @@ def test_unknown_names(
 def test_embedded_dataset() -> None:
     data = load_dataset("hopper-mini")
     assert (data.observation_dim, data.action_dim) == (11, 3)
+    rows, episodes = len(data), data.episodes()
+    sizes = "states of 11, actions of 3 numbers"
+    said = f"<Transitions hopper-mini: {rows:,} rows, {episodes} whole episodes, {sizes}>"
+    assert repr(data) == said  # a line, where somebody looks at it
     assert data.info.task == "hopper-mini"
     assert data.info.dropped == 0
     assert len(data.info.episode_returns) > 10

@@ -278,6 +278,11 @@ class Transitions:
     def __len__(self) -> int:
         return len(self.rewards)
 
+    def __repr__(self) -> str:
+        sizes = f"states of {self.observation_dim}, actions of {self.action_dim} numbers"
+        whole = f", {len(self.info.episode_lengths):,} whole episodes"
+        return f"<Transitions {self.info.name}: {len(self):,} rows{whole}, {sizes}>"
+
     @property
     def observation_dim(self) -> int:
         """Dimension of a state."""

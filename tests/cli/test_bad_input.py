@@ -40,10 +40,7 @@ def write(
 
 
 def refused(capsys: pytest.CaptureFixture[str], out: Path, *argv: str) -> str:
-    try:
-        code = main(["train", "--steps", "1", "--episodes", "0", "--out", str(out), *argv])
-    except SystemExit as exit_:  # an option that is no option
-        code = exit_.code
+    code = main(["train", "--steps", "1", "--episodes", "0", "--out", str(out), *argv])
     err = capsys.readouterr().err
     assert code == 2, err
     assert "Traceback" not in err

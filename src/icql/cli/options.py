@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import tyro
 
+from icql.cli.reading import read_options
 from icql.errors import visible
 
 Flag = tyro.conf.FlagCreatePairsOff[bool]
@@ -27,7 +28,7 @@ class Options(ABC):
     @classmethod
     def parse(cls, prog: str, argv: list[str]) -> Self:
         """Read the options from the command line."""
-        return tyro.cli(cls, prog=prog, description=inspect.getdoc(cls), args=argv)
+        return read_options(cls, argv, prog=prog, description=inspect.getdoc(cls))
 
     def say(self, line: str) -> None:
         """Print a line, unless `--json` asks for the result alone."""

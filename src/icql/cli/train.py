@@ -12,10 +12,13 @@ from typing import Annotated, Any, Generic, Self, TypeVar, cast
 import tyro
 
 from icql.algos.presets import PresetName
+from icql.algos.registry import algorithms
 from icql.cli.options import Flag, Options, Result
+from icql.cli.reading import read_options
 from icql.data.arrays import read_size
 from icql.errors import UserError
 from icql.progress import Display
+from icql.settings.change import leaves
 from icql.settings.grid import read_grid, say_settings
 from icql.settings.run import RunSettings
 from icql.training.callbacks import LogName, make_logger
@@ -100,8 +103,15 @@ class Train(Options, Generic[S]):
         )
         # the type of the settings is known only now, once the algorithm is
         form: Any = cls.__class_getitem__(type(start.settings))  # type: ignore[attr-defined]
-        said = inspect.getdoc(cls)
-        return tyro.cli(form, prog=prog, description=said, args=argv, default=default)
+        chosen: Self = read_options(
+            form,
+            argv,
+            prog=prog,
+            description=inspect.getdoc(cls),
+            default=default,
+            known_elsewhere=_algorithms_with,
+        )
+        return chosen
 
     def execute(self) -> Result:
         """Train and say what came out."""
@@ -173,12 +183,26 @@ def _names(argv: list[str]) -> Iterator[str]:
             yield f"{section}{dot}{name.removeprefix('no_')}"
 
 
+def _algorithms_with(option: str) -> str:
+    """Say which algorithms have a setting of that name, or one that ends so."""
+    end = option.replace("-", "_")
+    owners: dict[str, list[str]] = {}
+    for algo, entry in algorithms().items():
+        for name, _ in leaves(entry.settings()):
+            if f".{name}".endswith(f".{end}"):
+                owners.setdefault(f"--{name.replace('_', '-')}", []).append(algo)
+    return "".join(f"{name} is a setting of {', '.join(has)}. " for name, has in owners.items())
+
+
 def _first_look(argv: list[str]) -> Plan:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("algo", "task", "dataset", "preset", "out"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--resume", action="store_true")
-    first, _ = parser.parse_known_args(argv)
+    try:
+        first, _ = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise UserError(f"{error.message}.", where=error.argument_name or "") from None
     if not first.resume:
         return Plan.make(first.algo, task=first.task, dataset=first.dataset, preset=first.preset)
     if first.out is None:

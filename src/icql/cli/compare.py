@@ -80,9 +80,11 @@ def _rows(run: Path) -> list[dict[str, Any]]:
     folder = RunFolder.open(run)
     result = folder.result()
     if result["score"] is None:
-        raise UserError(
-            "has no score: no episodes were played.", where=str(run), fix="Run icql evaluate on it."
-        )
+        if result["task"] is None:
+            by_log = "Compare by the log: icql select RUN RUN"
+            raise UserError("has no score, for it has no task to play.", where=str(run), fix=by_log)
+        fix = "Train with --episodes 20; 'icql evaluate' shows scores and does not keep them."
+        raise UserError("has no score: no episodes were played.", where=str(run), fix=fix)
     rows = []
     for one in result["score"].get("combinations", [result["score"]]):
         statistics = summary(one["per_seed"])

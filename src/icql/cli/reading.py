@@ -43,7 +43,8 @@ def read_options(
     except SystemExit as stop:
         if not stop.code:  # the help was asked for
             raise
-        raise UserError(f"{first_part(_said(form, argv, more))}.", fix=_more(prog)) from None
+        what = first_part(_said(form, argv, more)).removesuffix("(required)")
+        raise UserError(f"{what.rstrip(' .')}.", fix=_more(prog)) from None
     if left:
         raise _unknown(left[0], names_in(_said(form, ["--help"], more)), prog, known_elsewhere)
     return chosen
@@ -59,10 +60,10 @@ def _said(form: type[Any], argv: list[str], more: dict[str, Any]) -> str:
 
 
 def first_part(framed: str) -> str:
-    """What stands above the first rule in a frame, as one line without its full stop."""
+    """What stands above the first rule in a frame, as one line."""
     inside = re.findall(r"^│ (.*?) *│$", framed, re.MULTILINE)
     rule = next((at for at, line in enumerate(inside) if line.startswith("──")), len(inside))
-    return " ".join(" ".join(inside[:rule]).split()).rstrip(".")
+    return " ".join(" ".join(inside[:rule]).split())
 
 
 def names_in(help_: str) -> list[str]:

@@ -53,7 +53,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["train", "--algo"], "--algo: expected one argument."),
         (
             ["judge"],
-            "Missing from icql judge: PATH Run folder.. All options: icql judge --help",
+            "Missing from icql judge: PATH Run folder. All options: icql judge --help",
         ),
         (
             ["bench", "run", "main", "--algo", "iql"],

@@ -67,6 +67,7 @@ def taken(log: dict[str, Any]) -> np.ndarray:
 def test_whole_numbers_are_choices_in_every_format(log, tmp_path):
     first = load_dataset(str(npz(tmp_path / "log.npz", log)))
     assert first.info.signals.choices == ("0", "1")
+    assert "actions of 2 choices" in repr(first)
     np.testing.assert_array_equal(first.actions, np.eye(2, dtype=np.float32)[taken(log)])
     with h5py.File(tmp_path / "log.hdf5", "w") as file:
         for name, array in log.items():

@@ -42,6 +42,7 @@ def test_false_alarms_are_as_many_as_stated(rate):
     new = alarm(walks(2000, 1).states)
     assert abs(new.rings.mean() - rate) < 0.01
     assert new.limit == alarm.limit
+    assert f"{alarm.limit:.4g}, at {rate} of new states" in repr(alarm)
     np.testing.assert_array_equal(new.rings, new.distance > alarm.limit)
 
 

@@ -33,6 +33,9 @@ def run(data, tmp_path_factory):
 def critic(run) -> GraphCritic:
     found = icql.load_critic(run)
     assert isinstance(found, GraphCritic)
+    assert (
+        repr(found) == f"<GraphCritic on {found.data.info.name}: values of {len(found.data)} rows>"
+    )
     return found
 
 

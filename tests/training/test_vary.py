@@ -63,6 +63,8 @@ def test_a_member_is_the_run_trained_alone(gridded: Any, data: Path, tmp_path: P
     actions = icql.load_dataset(data, task="pendulum-test").actions[:9]
     policies = [icql.load_policy(run["run"]) for run in (gridded, alone)]
     critics = [icql.load_critic(run["run"]) for run in (gridded, alone)]
+    said = [repr(found).partition(": ")[2] for found in (policies[1], critics[1])]
+    assert said == ["2 members, seed 0 … seed 1>"] * 2  # not the arrays
     for seed in (0, 1):
         found = policies[0].act(states, seed=seed, settings=place)
         expected = policies[1].act(states, seed=seed)

@@ -279,7 +279,8 @@ class Transitions:
         return len(self.rewards)
 
     def __repr__(self) -> str:
-        sizes = f"states of {self.observation_dim}, actions of {self.action_dim} numbers"
+        kind = "choices" if self.info.signals.choices else "numbers"
+        sizes = f"states of {self.observation_dim}, actions of {self.action_dim} {kind}"
         whole = f", {len(self.info.episode_lengths):,} whole episodes"
         return f"<Transitions {self.info.name}: {len(self):,} rows{whole}, {sizes}>"
 

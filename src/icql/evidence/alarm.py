@@ -68,6 +68,10 @@ class Alarm:
     scores: NDArray[np.float64]  # how far each of them is from the nearest of other episodes
     log: Transitions  # that it is the alarm of
 
+    def __repr__(self) -> str:
+        rings = f"rings beyond {self.limit:.4g}, at {self.rate:.3g} of new states like these"
+        return f"<Alarm over {len(self.kept):,} states of {self.log.info.name}: {rings}>"
+
     def __call__(self, states: ArrayLike) -> Rings:
         """Ask about states (B, obs) in the units of the log; a sensor that is NaN is an error."""
         batch = np.asarray(states, np.float32)

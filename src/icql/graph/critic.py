@@ -35,6 +35,9 @@ class GraphCritic:
     data: Transitions
     settings: DrawSettings
 
+    def __repr__(self) -> str:
+        return f"<GraphCritic on {self.data.info.name}: values of {len(self.data):,} rows>"
+
     def q(self, states: ArrayLike, actions: ArrayLike) -> Doubles:
         """Q(s, a) of each pair: (B,)."""
         rows, weights = self.influences(states, actions)

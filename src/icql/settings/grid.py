@@ -26,6 +26,12 @@ class Member:
         return f"{say_settings(self.settings)}, seed {self.seed}".removeprefix(", ")
 
 
+def say_members(members: Sequence[Member]) -> str:
+    """For people: `seed 0`, or `5 members, seed 0 … seed 4`."""
+    first, last = members[0].label, members[-1].label
+    return first if len(members) == 1 else f"{len(members)} members, {first} … {last}"
+
+
 def say_settings(settings: Mapping[str, float]) -> str:
     """For people: `beta=3, expectile=0.7`."""
     return ", ".join(f"{name}={value:g}" for name, value in settings.items())

@@ -27,7 +27,7 @@ from icql.nn.policies import Standardised
 from icql.retrieval.cache import read_fitted
 from icql.retrieval.metric import fitted_space
 from icql.settings.contexts import SpaceName
-from icql.settings.grid import Member
+from icql.settings.grid import Member, say_members
 from icql.settings.shared import CriticSettings
 from icql.training.device import fit_normaliser, state_limit
 from icql.training.plan import Plan
@@ -135,6 +135,9 @@ class TrainedPolicy:
     task: Task | None
     run: Path  # the folder they come from
     signals: Signals = field(default_factory=Signals)  # what the data's numbers are called
+
+    def __repr__(self) -> str:
+        return f"<TrainedPolicy {self.run}: {say_members(self.members)}>"
 
     @property
     def seeds(self) -> tuple[int, ...]:

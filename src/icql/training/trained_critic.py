@@ -22,7 +22,7 @@ from icql.nn.in_context import LinearTransformer
 from icql.nn.ridge import Ridge
 from icql.retrieval import Retriever, Space, find_space
 from icql.settings.contexts import ContextSettings
-from icql.settings.grid import Member, say_settings
+from icql.settings.grid import Member, say_members, say_settings
 from icql.training.device import Normaliser, pack, unpack
 
 
@@ -46,6 +46,9 @@ class TrainedCritic:
     context: ContextSettings | None
     space: Space | None = None  # where distances were measured in training; None: found again
     discount: float = 0.99  # γ of the run
+
+    def __repr__(self) -> str:
+        return f"<TrainedCritic on {self.data.info.name}: {say_members(self.members)}>"
 
     def q(
         self, states: ArrayLike, actions: ArrayLike, **which: Unpack[Which]

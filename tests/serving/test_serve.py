@@ -22,6 +22,7 @@ from numpy.testing import assert_allclose
 from icql.cli import main
 from icql.serving.policy_file import PolicyFile
 from icql.serving.requests import MOST_ROWS, most_bytes
+from icql.serving.server import _accept_all, _let_nobody_in, listen
 from serving.made import KNOWN, OBS, TOKEN, Server, serving, write_policy
 
 ROW = [0.1, -0.2, 0.3]
@@ -255,6 +256,23 @@ def test_sigterm_loses_nothing(path, kept):
     assert len(answered) > 50
     assert set(answered) == {20}
     assert json.loads(out)["requests"] == len(answered)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot drop what asks")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_between_the_last_accepted_and_the_closing_nobody_is_let_in(host):
+    """Who came before is accepted and heard; who comes after is left to ask again."""
+    with contextlib.closing(listen(host, 0)) as listening:
+        address = listening.getsockname()[:2]
+        with socket.create_connection(address) as before:
+            _let_nobody_in(listening)
+            with pytest.raises(TimeoutError):
+                socket.create_connection(address, timeout=0.2)
+            before.sendall(b"heard")
+            (accepted,) = _accept_all(listening)
+            with accepted:
+                accepted.setblocking(True)
+                assert accepted.recv(5) == b"heard"
 
 
 def test_a_request_in_the_making_is_finished_after_sigterm(path):

@@ -270,7 +270,7 @@ def test_between_the_last_accepted_and_the_closing_nobody_is_let_in():
             before.sendall(b"heard")
             (accepted,) = _accept_all(listening)
             with accepted:
-                accepted.setblocking(True)
+                accepted.settimeout(5)
                 assert accepted.recv(5) == b"heard"
 
 

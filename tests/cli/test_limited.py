@@ -29,6 +29,8 @@ def work(*_):
 sys.modules["icql.cli.main"].dispatch = work
 sys.exit(icql.cli.main())
 """
+# a signal that comes just before a sleep does not cut it short: so, many short ones
+WAITING = "for _ in range(600): time.sleep(0.1)"
 CAUSE = "as happens where memory does not suffice. Give it more memory, or less to do"
 
 
@@ -123,7 +125,7 @@ def test_a_mistake_in_the_program_is_shown() -> None:
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, -1)]
 )
 def test_signals_reach_the_child_once(number: int, code: int, group: bool) -> None:
-    process = started("print('begun', flush=True)\ntime.sleep(60)")
+    process = started(f"print('begun', flush=True)\n{WAITING}")
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     (os.killpg if group else os.kill)(process.pid, number)
@@ -147,7 +149,7 @@ def test_an_interrupted_command_does_not_crash_while_it_is_taken_down(supervise:
     down = "class Down:\n    def __del__(self, abort=os.abort): abort()\nsys.down = Down()"
     closed = "atexit.register(print, 'closed')"
     process = started(
-        f"{down}\n{closed}\nprint('begun', flush=True)\ntime.sleep(60)", ICQL_SUPERVISE=supervise
+        f"{down}\n{closed}\nprint('begun', flush=True)\n{WAITING}", ICQL_SUPERVISE=supervise
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
@@ -157,7 +159,8 @@ def test_an_interrupted_command_does_not_crash_while_it_is_taken_down(supervise:
 
 
 def test_a_command_that_does_not_come_to_its_end_can_be_ended() -> None:
-    work = "atexit.register(lambda: print('ends', flush=True) or time.sleep(60))"
+    ends = "print('ends', flush=True) or [time.sleep(0.1) for _ in range(600)]"
+    work = f"atexit.register(lambda: {ends})"
     process = started(work, ICQL_SUPERVISE="0")
     assert process.stdout is not None
     assert process.stdout.readline() == "ends\n"

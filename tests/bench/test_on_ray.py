@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import PIPE
@@ -55,11 +56,21 @@ def place() -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def start(place: str, *arguments: str) -> subprocess.Popen[bytes]:
+@pytest.fixture
+def start(place: str) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts Python; what still runs when a test fails is ended, and its pipes are closed."""
     paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     given = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     env = given | {"PYTHONPATH": paths, "RAY_TMPDIR": place, "RAY_USAGE_STATS_ENABLED": "0"}
-    return subprocess.Popen([sys.executable, *arguments], env=env, stdout=PIPE, stderr=PIPE)
+    with ExitStack() as left:
+
+        def start(*arguments: str) -> subprocess.Popen[bytes]:
+            command = [sys.executable, *arguments]
+            child = left.enter_context(subprocess.Popen(command, env=env, stdout=PIPE, stderr=PIPE))
+            left.callback(child.kill)
+            return child
+
+        yield start
 
 
 def wait_for(what: Callable[[], object], child: subprocess.Popen[bytes]) -> None:
@@ -78,9 +89,11 @@ def gone(place: str) -> bool:
 
 
 @needs_ray
-def test_a_killed_worker_is_replaced_and_the_records_are_those_of_a_local_run(tmp_path, place):
+def test_a_killed_worker_is_replaced_and_the_records_are_those_of_a_local_run(
+    tmp_path, place, start
+):
     out = tmp_path / "bench"
-    child = start(place, small_suite.__file__, "hopper-mini", str(out))
+    child = start(small_suite.__file__, "hopper-mini", str(out))
 
     def saved() -> list[Path]:
         return [p for p in out.glob("runs/*/0-1/checkpoints/*") if p.name.isdigit()]
@@ -107,10 +120,10 @@ def test_a_killed_worker_is_replaced_and_the_records_are_those_of_a_local_run(tm
 
 
 @needs_ray
-def test_sigterm_ends_the_driver_and_its_cluster(tmp_path, place):
+def test_sigterm_ends_the_driver_and_its_cluster(tmp_path, place, start):
     out = tmp_path / "bench"
     long = ["--seeds", "1", "--steps", "1000000", "--episodes", "1", "--on", "ray"]
-    child = start(place, "-m", "icql", *QUICK, *long, "--out", str(out))
+    child = start("-m", "icql", *QUICK, *long, "--out", str(out))
     wait_for(lambda: list(out.glob("runs/*/0-0/run.json")), child)
     child.send_signal(signal.SIGTERM)
     _, said = child.communicate(timeout=60)

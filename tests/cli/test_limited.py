@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -34,11 +36,20 @@ WAITING = "for _ in range(600): time.sleep(0.1)"
 CAUSE = "as happens where memory does not suffice. Give it more memory, or less to do"
 
 
+_LEFT = ExitStack()  # what a test that fails leaves behind is ended, and its pipes are closed
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    with _LEFT:
+        yield
+
+
 def started(work: str, limit: str = "", **env: str) -> subprocess.Popen[str]:
     code = COMMAND.format(work="\n".join(f"    {line}" for line in work.splitlines()))
     shell = f'{limit}\nexec "$0" "$@"'
     given = {"ICQL_SUPERVISE": "" if limit else "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         ["bash", "-c", shell, sys.executable, "-c", code, "algos"],
         env=os.environ | {"ICQL_DEBUG": ""} | given | env,
         stdout=subprocess.PIPE,
@@ -46,6 +57,9 @@ def started(work: str, limit: str = "", **env: str) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
+    _LEFT.enter_context(process)
+    _LEFT.callback(process.kill)
+    return process
 
 
 def ended(work: str, limit: str = "", **env: str) -> tuple[int, str, str]:

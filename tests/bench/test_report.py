@@ -413,6 +413,17 @@ def test_of_two_groups_of_one_length_the_newer_one_stands(tmp_path):
     assert f"td3bc: its cells of {place.task} have different data." in report.notes
 
 
+def test_one_set_under_two_names_is_said(tmp_path):
+    folder = made_up().made_up_folder(tmp_path / "b", suites=("td3bc",), seeds=2)
+    assert not any("one set of data" in note for note in gather(folder).notes)
+    (one, *_) = folder.groups()[0]
+    place = one.asked[0]
+    again = dataclasses.replace(place, task=f"{place.task}@again")
+    folder.ask(dataclasses.replace(one, asked=(again,)))
+    said = f"{place.task} and {again.task} are one set of data, which counts once for each name"
+    assert f"td3bc: {said} in its aggregates." in gather(folder).notes
+
+
 def test_a_suite_that_varies_a_number_is_drawn_against_it(tmp_path):
     report = gather(made_up().made_up_folder(tmp_path / "b", suites=("context",), seeds=2))
     write_report(report, tmp_path / "r.html")

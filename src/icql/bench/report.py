@@ -169,6 +169,9 @@ def unequal(tables: Iterable[Table]) -> list[str]:
         for task in table.tasks:
             if len({cell.group.data_hash for cell in cells if cell.place.task == task}) > 1:
                 notes.append(f"{table.suite.id}: its cells of {task} have different data.")
+        for alike in _one_set(cells):
+            said = f"{' and '.join(alike)} are one set of data, which counts once for each name"
+            notes.append(f"{table.suite.id}: {said} in its aggregates.")
         if any(len(cell.scores) == 1 for cell in cells):
             notes.append(f"{table.suite.id}: a single seed has no interval.")
         names = dict(table.rows)
@@ -177,6 +180,14 @@ def unequal(tables: Iterable[Table]) -> list[str]:
         if without:
             notes.append(f"{table.suite.id}: aggregates are without {', '.join(without)}.")
     return notes
+
+
+def _one_set(cells: Iterable[TableCell]) -> list[list[str]]:
+    """Tasks that have the same data: one set that was asked for under several names."""
+    tasks: dict[str, set[str]] = {}
+    for cell in cells:
+        tasks.setdefault(cell.group.data_hash, set()).add(cell.place.task)
+    return sorted(sorted(names) for names in tasks.values() if len(names) > 1)
 
 
 def _versions(record: dict[str, Any]) -> str:

@@ -46,6 +46,14 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["train", "-x"], f"icql train: there is no option '-x'. {HELP}"),
         (["train", "nowhere.csv"], f"icql train: no option takes 'nowhere.csv'. {HELP}"),
         (
+            ["train", "--seeds", "3", "4", "5"],
+            f"icql train: no option takes '4': --seeds takes one value, here '3'. {HELP}",
+        ),
+        (
+            ["judge", "--no-graph", "RUN", "MORE"],
+            "icql judge: no option takes 'MORE'. All options: icql judge --help",
+        ),
+        (
             ["train", "--steps", "x"],
             f"Error parsing --steps: invalid literal for int() with base 10: 'x'. {HELP}",
         ),

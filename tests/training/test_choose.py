@@ -61,7 +61,7 @@ def test_the_spread_of_actions_decides(decided: bool, algo: str, words: str, pre
     plan, why = choose(asked, make(decided))
     assert plan == Plan.make(algo, task="hopper-medium-v2", preset=preset)
     assert why.startswith(f"{algo}: similar states saw {words} (spread ")
-    assert "limit 0.43" in why
+    assert "limit 0.4)" in why
 
 
 @pytest.mark.parametrize("decided", [True, False])

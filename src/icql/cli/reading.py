@@ -46,7 +46,7 @@ def read_options(
         what = first_part(_said(form, argv, more)).removesuffix("(required)")
         raise UserError(f"{what.rstrip(' .')}.", fix=_more(prog)) from None
     if left:
-        raise _unknown(left[0], names_in(_said(form, ["--help"], more)), prog, known_elsewhere)
+        raise _unknown(left[0], argv, _said(form, ["--help"], more), prog, known_elsewhere)
     return chosen
 
 
@@ -73,10 +73,15 @@ def names_in(help_: str) -> list[str]:
 
 
 def _unknown(
-    word: str, names: list[str], prog: str, known_elsewhere: Callable[[str], str]
+    word: str, argv: list[str], help_: str, prog: str, known_elsewhere: Callable[[str], str]
 ) -> UserError:
     """What to do about a word that no option takes."""
+    names = names_in(help_)
     if not word.startswith("-"):
+        option, value = ["", "", *argv][argv.index(word) :][:2]
+        if re.search(rf"^│ (?:-\w, )?{re.escape(option)} [A-Z{{]", help_, re.MULTILINE):
+            what = f"no option takes {word!r}: {option} takes one value, here {value!r}."
+            return UserError(what, where=prog, fix=_more(prog))
         data = "dataset" in names and os.path.exists(word)
         fix = f"Data is named so: --dataset {word}. " if data else ""
         return UserError(f"no option takes {word!r}.", where=prog, fix=f"{fix}{_more(prog)}")

@@ -258,12 +258,14 @@ def test_what_was_analysed_is_drawn(tmp_path):
     report = gather(folder)
     assert any("could not be analysed: no memory" in note for note in report.notes)
     write_report(report, tmp_path / "r.html")
-    page = Page((tmp_path / "r.html").read_text())
+    text = (tmp_path / "r.html").read_text()
+    page = Page(text)
     maps = [attrs for tag, attrs in page.tags if tag == "g" and attrs.get("class") == "dots"]
     assert len(maps) == 15 + 2 * 15 - 2  # outcomes, and two methods on 15 tasks
     labels = [str(attrs["aria-label"]) for tag, attrs in page.tags if tag == "svg"]
     assert sum(label.startswith("Q̂ by layer on") for label in labels) == 15 - 2
     assert sum(label.startswith("Neighbours on") for label in labels) == 15
+    assert text.count("raw columns, spread of actions 0.36") == 15
 
 
 def test_a_map_has_every_dot_and_its_colours_follow_the_values():

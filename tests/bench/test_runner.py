@@ -32,6 +32,7 @@ from icql.bench.status import status
 from icql.bench.suites import Row, get_suite, suites
 from icql.cli import main
 from icql.errors import OutOfTime, UserError
+from icql.graph.logged import action_spread
 from icql.locks import held, holder
 from icql.progress import Display
 from icql.seals import write_sealed
@@ -92,7 +93,11 @@ def test_what_the_data_decides_is_the_cell_of_what_it_chose(data, monkeypatch):
         return request(data, suite=dataclasses.replace(SUITE, rows=chosen), run=QUICK)
 
     monkeypatch.setattr("icql.training.choose.LIMIT", 2.0)  # a graph, whatever the spread
-    (decided,), (named,) = rows("auto").groups(), rows("icql-graph").groups()
+    said: list[str] = []
+    (decided,), (named,) = rows("auto").groups(said.append), rows("icql-graph").groups(said.append)
+    (why,) = said
+    assert why.startswith(f"{named.asked[0].task}: icql-graph: similar states saw ")
+    assert "limit 2.0" in why
     assert decided.key == named.key
     assert decided.algo == "icql-graph"
     assert decided.asked[0].full_steps == named.asked[0].full_steps  # of auto itself there is none
@@ -130,6 +135,8 @@ def test_what_a_report_shows_is_kept_small_beside_the_records(whole):
     rows = brief_rows(asked.data)
     q = asked.q(asked.data.states[rows], asked.data.actions[rows], seed=0)
     assert critics["values"] == pytest.approx(q.tolist(), rel=1e-3)
+    spread = action_spread(asked.data, space="standardised")  # of a log of one's own
+    assert data["action_spread"] == round(spread, 3)
     nearest = [one["all"][1] for one in data["distances"]]
     assert nearest == sorted(nearest)
 

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from icql.analysis.values import agreement, ask
 from icql.data.pictures import returns_at, state_map
 from icql.data.transitions import Transitions
+from icql.graph.logged import action_spread
 from icql.retrieval.coverage import coverage
+from icql.retrieval.neighbours import usual_space
 from icql.training.trained import critic_on, has_critic
 
 STATES = 300  # a map of more is no clearer, and a report holds hundreds of maps
@@ -30,7 +32,7 @@ def brief_rows(data: Transitions) -> NDArray[np.int64]:
 
 
 def brief_of_data(data: Transitions) -> dict[str, Any]:
-    """Map, outcomes and distances to the k-th nearest state, of all and of other episodes."""
+    """Map, outcomes, how much actions differ, and distances to the k-th nearest state."""
     rows = brief_rows(data)
     found = coverage(data, [k for k in KS if k < len(data)], queries=STATES).as_json()
     distances = [
@@ -46,6 +48,7 @@ def brief_of_data(data: Transitions) -> dict[str, Any]:
         "rows": len(rows),
         "plane": [_short(place) for place in state_map(data.states[rows])],
         "outcome": _short(returns_at(rows, data.rewards, data.episode)),
+        "action_spread": round(action_spread(data, space=usual_space(data)), 3),
         "space": found["space"],
         "step": found["step"],
         "distances": distances,

@@ -51,8 +51,10 @@ class Request:
     seed: int = 0  # the first
     run: Mapping[str, Any] = field(default_factory=dict)  # changes of run settings
 
-    def groups(self) -> list[CellGroup]:
+    def groups(self, say: Callable[[str], None] = lambda line: None) -> list[CellGroup]:
         """Everything that is wanted, once it is known that all of it can be run.
+
+        `say` is told what the data decided for, and why.
 
         Raises:
             UserError: something is unknown or does not fit, or data is missing; all of it at once.
@@ -77,7 +79,8 @@ class Request:
             for row, plan in zip(rows, plans[task], strict=True):
                 given = [*names_of(row.settings), *self.run]
                 if plan.algo == AUTO:  # a cell has the name of what is run
-                    plan, _ = choose(plan, log, given)
+                    plan, why = choose(plan, log, given)
+                    say(f"{task}: {why}")
                 decided = standardised(plan, log, given)
                 group = self._group(task, row, decided, log.content_hash())
                 same = groups.get(group.key)
@@ -152,7 +155,7 @@ def run_suite(
     Raises:
         UserError: nothing was begun, because not all of it can be run.
     """
-    groups = request.groups()
+    groups = request.groups(display.say)
     folder = BenchFolder.make(out)
     for group in groups:
         folder.ask(group)

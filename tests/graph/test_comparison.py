@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from icql.errors import UserError
-from icql.graph.comparison import effective_share, lambda_returns, ranks, row_weights
+from icql.graph.comparison import (
+    effective_share,
+    episode_totals,
+    lambda_returns,
+    ranks,
+    row_weights,
+)
 from icql.settings.draw import DrawSettings
 
 R = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -41,6 +47,11 @@ def test_ranks_count_equals_half_and_holes_not_at_all():
     np.testing.assert_allclose(ranks(values, context), [0, 1.5 / 3, 1, 0.5])
 
 
+def test_what_whole_episodes_earned_whatever_their_numbers_and_order():
+    earned = episode_totals(np.array([1.0, 2, 4, 8, 16]), np.array([7, 7, 3, 7, 3]))
+    np.testing.assert_array_equal(earned, [11, 11, 20, 11, 20])
+
+
 def test_ranks_do_not_depend_on_blocks(monkeypatch):
     rng = np.random.default_rng(0)
     values, context = rng.normal(size=50), rng.integers(-1, 50, (50, 7))
@@ -58,6 +69,7 @@ RETURNS, VALUES = np.array([1.0, 2.0, 6.0]), np.array([2.0, 2.0, 2.0])
     [
         (DrawSettings(), [1, 1, 1]),
         (DrawSettings(by="rank", beta=2.0), np.exp([-2.0, -1.0, 0.0])),
+        (DrawSettings(by="episode", beta=2.0), np.exp([-2.0, -1.0, 0.0])),
         (DrawSettings(by="top", share=0.4), [0, 0, 1]),
         (DrawSettings(by="top", share=0.6), [0, 1, 1]),
         (
@@ -67,7 +79,7 @@ RETURNS, VALUES = np.array([1.0, 2.0, 6.0]), np.array([2.0, 2.0, 2.0])
         (DrawSettings(by="robust", beta=1.0), np.exp(np.array([-1.0, 0, 4]) / 1.4826)),
         (DrawSettings(by="advantage", beta=50.0, limit=7.0), [None, 1, 7]),
     ],
-    ids=["uniform", "rank", "top", "top half", "advantage", "robust", "limit"],
+    ids=["uniform", "rank", "episode", "top", "top half", "advantage", "robust", "limit"],
 )
 def test_weights(settings, expected):
     found = row_weights(RETURNS, VALUES, CONTEXT, settings)
@@ -77,7 +89,7 @@ def test_weights(settings, expected):
     np.testing.assert_allclose(found[known] / found[2], ratio / ratio[-1], rtol=1e-12)
 
 
-@pytest.mark.parametrize("by", ["advantage", "robust", "rank", "top"])
+@pytest.mark.parametrize("by", ["advantage", "robust", "rank", "top", "episode"])
 def test_constant_rewards_leave_all_rows_alike(by):
     same = np.full(3, 2.0)
     np.testing.assert_allclose(row_weights(same, same, CONTEXT, DrawSettings(by=by)), 1)
@@ -92,7 +104,7 @@ def test_weights_that_vanish_are_refused():
         row_weights(np.array([np.nan, 0, 0]), VALUES, CONTEXT, DrawSettings(by="advantage"))
 
 
-@pytest.mark.parametrize("by", ["advantage", "robust", "rank"])
+@pytest.mark.parametrize("by", ["advantage", "robust", "rank", "episode"])
 @pytest.mark.parametrize("least", [300, 10_000])
 def test_a_lower_beta_leaves_the_least_rows(by, least):
     """As many as asked for, or half of all; by the same rule with a smaller β."""

@@ -107,19 +107,21 @@ def by_hand(data: Transitions, s: DrawSettings) -> dict[str, Any]:
         mixed = (1 - s.trace) * v_next[i] + s.trace * returns[after[i]]
         returns[i] = r[i] + s.discount * mask[i] * (mixed if after[i] >= 0 else v_next[i])
     advantage = returns - v
-    rank = np.array(
-        [
-            np.mean([1.0 if returns[j] < returns[i] else 0.5 * (returns[j] == returns[i])
-                     for j in near[i]])
-            for i in rows
-        ]
-    )  # fmt: skip
+    earned = {e: sum(r[i] for i in rows if data.episode[i] == e) for e in data.episode}
+    whole = np.array([earned[e] for e in data.episode])
+
+    def share_below(x: NDArray[Any]) -> NDArray[Any]:
+        shares = [[1.0 if x[j] < x[i] else 0.5 * (x[j] == x[i]) for j in near[i]] for i in rows]
+        return np.array([np.mean(one) for one in shares])
+
+    rank = share_below(returns)
     weights = {
         "advantage": np.minimum(np.exp(s.beta * advantage / advantage.std()), s.limit),
         "robust": np.minimum(
             np.exp(s.beta * advantage / (1.4826 * np.median(np.abs(advantage)))), s.limit
         ),
         "rank": np.exp(s.beta * (rank - 1)),
+        "episode": np.exp(s.beta * (share_below(whole) - 1)),
         "top": (rank >= 1 - s.share).astype(float),
         "uniform": np.ones(len(data)),
     }[s.by]
@@ -145,6 +147,7 @@ def check(data: Transitions, settings: DrawSettings) -> None:
         {"by": "robust", "limit": 2.0},
         {"by": "rank", "beta": 5.0},
         {"by": "top", "share": 0.3},
+        {"by": "episode", "beta": 5.0},
         {"ends": False},
         {"trace": 0.0},
         {"trace": 1.0, "by": "rank"},
@@ -160,12 +163,26 @@ def test_rows_are_compared_as_the_definition_says(changes: dict[str, Any]) -> No
     check(make(), replace(SMALL, **changes))
 
 
-@pytest.mark.parametrize("by", ["advantage", "rank"])
+@pytest.mark.parametrize("by", ["advantage", "rank", "episode"])
 def test_a_gap_in_the_steps_is_where_a_run_ends(by: Any) -> None:
     data = make()
     gaps = some(data, ~np.isin(np.arange(len(data)), [3, 11, 12, 16]))
     assert (np.diff(gaps.step)[np.diff(gaps.episode) == 0] > 1).any()
     check(gaps, replace(SMALL, by=by))
+
+
+def test_an_episode_is_judged_whole_whatever_a_single_step_brought() -> None:
+    """Two that end alike but for their first reward: by rank their last steps are equal."""
+    data = make((10, 10))
+    twins = replace(data, states=np.tile(data.states[:10], (2, 1)))
+    twins = replace(twins, rewards=np.tile(np.float32([0, 1]), 10))
+    twins = replace(twins, rewards=np.concatenate([[9], twins.rewards[1:]]).astype(np.float32))
+    settings = replace(SMALL, compared=1, neighbours=1, trace=1.0, ends=False, discount=0.0)
+    found = compare_rows(twins, replace(settings, by="episode")).weights
+    assert (found[:10] > found[10:]).all()
+    by_step = compare_rows(twins, replace(settings, by="rank")).weights
+    assert by_step[0] > by_step[10]
+    np.testing.assert_allclose(by_step[1:10], by_step[11:])
 
 
 def test_episodes_of_a_single_step() -> None:
@@ -201,7 +218,7 @@ def test_a_single_episode_is_refused() -> None:
         compare_rows(make((30,)), SMALL)
 
 
-@pytest.mark.parametrize("by", ["advantage", "robust", "rank", "top"])
+@pytest.mark.parametrize("by", ["advantage", "robust", "rank", "top", "episode"])
 @pytest.mark.parametrize("reward", [0.0, 1.0, -0.3, 1e-5, 1e6])
 def test_constant_rewards_that_never_end_are_alike_within_rounding(by: Any, reward: float) -> None:
     data = make()

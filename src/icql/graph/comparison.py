@@ -10,9 +10,13 @@ which joins pieces of different episodes; a large one believes what really follo
 * `advantage`: exp(β (L − V) / σ), σ the spread of all advantages: where few large steps decide;
 * `robust`: the same with σ from the median absolute advantage: where outliers set the spread;
 * `rank`: exp(β (rank − 1)), rank the share of Ω_s with a lower L: where scales differ by place;
-* `top`: 1 where the rank is in the top share, else 0: where the best of each place is enough.
+* `top`: 1 where the rank is in the top share, else 0: where the best of each place is enough;
+* `episode`: the same as `rank`, of what whole episodes earned instead of L: where steps are noisy.
 
 An advantage asks how much better, a rank only how often: it needs no scale, no outlier moves it.
+What followed a single step is for the most part what its noise happened to do, and who follows the
+luckiest of them does what nobody did; an episode is judged by all that it earned, so that what is
+followed was somebody's behaviour from beginning to end.
 Where few rows would be left, `draw.least` lowers β.
 """
 
@@ -49,6 +53,13 @@ def lambda_returns(
     return returns
 
 
+def episode_totals(rewards: Doubles, episode: NDArray[np.integer]) -> Doubles:
+    """What the whole episode of each row earned, undiscounted (N,)."""
+    _, number = np.unique(episode, return_inverse=True)
+    totals: Doubles = np.bincount(number, weights=rewards)
+    return totals[number]
+
+
 def ranks(values: Doubles, context: Table) -> Doubles:
     """The share of each row's context with a lower value; equal ones count half, holes nothing.
 
@@ -72,7 +83,7 @@ def row_weights(
     """The weight of each row, mean 1, as the settings say (the table at the top of this file).
 
     Args:
-        returns: (N,) the λ-returns L.
+        returns: (N,) what is compared: the λ-returns L, or what whole episodes earned.
         values: (N,) V(s) of each row's own state.
         context: (N, k) the rows around it; holes are negative.
         settings: which weights, and how sharp.
@@ -93,7 +104,7 @@ def row_weights(
             # constant rewards: no action is better than another
             scaled = advantage / unit if unit > 0 else np.zeros(len(advantage))
             weights = np.exp(np.minimum(settings.beta * scaled, np.log(settings.limit)))
-        case "rank":
+        case "rank" | "episode":
             weights = np.exp(settings.beta * (ranks(returns, context) - 1))
         case "top":
             share = ranks(returns, context)

@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 from icql.data.arrays import blocks
 from icql.data.transitions import Transitions
 from icql.errors import UserError
-from icql.graph.comparison import effective_share, lambda_returns, row_weights
+from icql.graph.comparison import (
+    effective_share,
+    episode_totals,
+    lambda_returns,
+    row_weights,
+)
 from icql.graph.value_iteration import solve, values_at
 from icql.retrieval import (
     ContextSettings,
@@ -117,7 +122,8 @@ def compare_rows(
     )
     # where rewards are constant and nothing ends, what differs is rounding
     alike = max(np.ptp(returns), np.ptp(v)) <= known * unit
-    weights = np.ones(len(r)) if alike else row_weights(returns, v, near.state, settings)
+    compared = episode_totals(r, data.episode) if settings.by == "episode" else returns
+    weights = np.ones(len(r)) if alike else row_weights(compared, v, near.state, settings)
     return Comparison(np.asarray(q, np.float64) * unit, v, returns, weights, k)
 
 

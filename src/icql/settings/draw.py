@@ -18,7 +18,7 @@ from icql.settings.fields import (
 )
 
 DrawnRows = Literal["all", "policy"]
-DrawBy = Literal["uniform", "advantage", "robust", "rank", "top"]
+DrawBy = Literal["uniform", "advantage", "robust", "rank", "top", "episode"]
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,13 @@ class DrawSettings(Settings):
 
     by: DrawBy = "uniform"
     """uniform; advantage or robust: exp(β A) in units of all advantages or of their median; rank:
-    by the share of similar states that fared worse; top: the best share of each place alone."""
+    by the share of similar states that fared worse; top: the best share of each place alone;
+    episode: by the share of similar states whose whole episodes earned less."""
     rows: DrawnRows = "all"
     """Which rows of an update are drawn so: all, or only those that the policy learns from, while
     critics see all of the data alike (TD3+BC, ReBRAC, DMG)."""
     beta: NonNegative = 10.0
-    """β, how sharp the weights are (advantage and robust: about 2; rank: about 10)."""
+    """β, how sharp the weights are (advantage and robust: about 2; rank and episode: about 10)."""
     least: Whole = 0
     """Lower β until weights leave at least this many rows, by (Σ w)² / Σ w², or half of the rows
     where that is fewer: a policy of too few rows holds nothing. 0: never; `top` has its share."""

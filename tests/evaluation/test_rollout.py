@@ -15,7 +15,7 @@ from icql.data.tasks import get_task
 from icql.errors import UserError
 from icql.evaluation import EnvPool, rollout
 from icql.evaluation.env_processes import EnvProcess
-from icql.evaluation.rollout import episode_seed
+from icql.evaluation.rollout import Player, episode_seed
 
 
 class Counter(gymnasium.Env[Any, Any]):
@@ -225,7 +225,7 @@ def test_a_pool_can_be_used_after_an_error() -> None:
             pool._envs[1]._number = 99  # there is no such environment
             return act(states)
 
-        with pytest.raises(RuntimeError, match="IndexError") as failed:
+        with pytest.raises(RuntimeError, match="KeyError") as failed:
             rollout(broken, pool, episodes=4, seed=0)
         assert "\n" not in str(failed.value)  # reports show it; where it happened is a note
         assert "env_processes.py" in "".join(failed.value.__notes__)
@@ -233,26 +233,79 @@ def test_a_pool_can_be_used_after_an_error() -> None:
     np.testing.assert_array_equal(expected.returns, again.returns)
 
 
-def test_all_processes_step_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every process has its question before anybody waits for an answer."""
-    told: list[str] = []
+def noting(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[tuple[str, int]]:
+    """What is asked of processes from now on: the call, and the process."""
+    told: list[tuple[str, int]] = []
 
     def noted(name: str) -> Any:
         own = getattr(EnvProcess, name)
 
-        def call(self: EnvProcess) -> Any:
-            told.append(name)
-            return own(self)
+        def call(self: EnvProcess, *given: Any) -> Any:
+            told.append((name, id(self)))
+            return own(self, *given)
 
         return call
 
+    for name in names:
+        monkeypatch.setattr(EnvProcess, name, noted(name))
+    return told
+
+
+def test_all_processes_step_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process has its question before anybody waits for an answer."""
     with EnvPool(get_task("hopper-medium-v2"), processes=2) as pool:
         pool.take(4)
-        for name in ("send", "answer"):
-            monkeypatch.setattr(EnvProcess, name, noted(name))
+        told = noting(monkeypatch, "ask", "send", "answer")
         rollout(lambda s: np.sin(s[:, :3]), pool, episodes=4, seed=0)
-    assert told[:8] == ["send", "answer"] * 4  # episodes begin one by one
-    assert told[8:14] == ["send"] * 2 + ["answer"] * 4
+    names = [name for name, _ in told]
+    assert names[:14] == ["ask"] * 4 + ["answer"] * 4 + ["send"] * 2 + ["answer"] * 4
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_while_a_policy_acts_for_half_of_the_rows_the_others_step(processes: int) -> None:
+    """No process is idle then; the result is the same, though episodes differ in length."""
+    task = get_task("hopper-medium-v2")
+    busy: list[list[bool]] = []
+
+    def step(carry: None, seen: Any, *_: Any) -> tuple[Any, None]:
+        busy.append([process.waiting for process in pool._processes])
+        return np.sin(seen[:, :3] * 7), None
+
+    player = Player(lambda rows: None, step, rowwise=True)
+    with EnvPool(task, processes=processes) as pool:
+        found = rollout(player, pool, episodes=5, seed=[0, 3], parallel=8)
+    assert not any(busy[0])
+    shortest = int(found.lengths.min())
+    assert shortest > 5
+    assert np.all(busy[1 : 2 * shortest])
+    with EnvPool(task, processes=0) as pool:
+        expected = rollout(player, pool, episodes=5, seed=[0, 3], parallel=8)
+    assert len(set(expected.lengths)) > 5
+    np.testing.assert_array_equal(found.returns, expected.returns)
+    np.testing.assert_array_equal(found.lengths, expected.lengths)
+
+
+def test_a_policy_with_memory_acts_for_all_rows_at_once() -> None:
+    task, calls = get_task("hopper-medium-v2"), list[Any]()
+
+    def step(carry: Any, seen: Any, *_: Any) -> tuple[Any, Any]:
+        calls.append(carry[0, 0])
+        return np.sin(seen[:, :3] + carry), carry + 1
+
+    played = []
+    for processes in (0, 2):
+        player = Player(lambda rows: np.zeros((rows, 1)), step, rowwise=True)
+        with EnvPool(task, processes=processes) as pool:
+            played.append(rollout(player, pool, episodes=6, seed=0, parallel=6))
+    np.testing.assert_array_equal(played[0].returns, played[1].returns)
+    assert calls[: len(calls) // 2] == calls[len(calls) // 2 :]
+
+
+def test_rows_that_step_in_turn_are_spread_over_all_processes() -> None:
+    with EnvPool(get_task("hopper-medium-v2"), processes=2) as pool:
+        assert pool.turns(2) == [range(2)]  # one for each: there is no second half
+        assert pool.turns(9) == [[0, 1, 4, 5, 8], [2, 3, 6, 7]]
+    assert EnvPool(Counter).turns(9) == [range(9)]
 
 
 def test_how_many_processes_pay(monkeypatch: pytest.MonkeyPatch) -> None:

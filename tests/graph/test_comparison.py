@@ -8,7 +8,7 @@ import pytest
 from icql.errors import UserError
 from icql.graph.comparison import (
     effective_share,
-    episode_totals,
+    episode_outcomes,
     lambda_returns,
     ranks,
     row_weights,
@@ -48,8 +48,15 @@ def test_ranks_count_equals_half_and_holes_not_at_all():
 
 
 def test_what_whole_episodes_earned_whatever_their_numbers_and_order():
-    earned = episode_totals(np.array([1.0, 2, 4, 8, 16]), np.array([7, 7, 3, 7, 3]))
+    r, episode = np.array([1.0, 2, 4, 8, 16]), np.array([7, 7, 3, 7, 3])
+    earned = episode_outcomes(r, np.array([1.0, 1, 1, 0, 1]), episode)
     np.testing.assert_array_equal(earned, [11, 11, 20, 11, 20])
+
+
+def test_where_nothing_ends_an_episode_is_worth_what_it_earned_per_step():
+    r, episode = np.array([1.0, 2, 4, 8, 16]), np.array([7, 7, 3, 7, 3])
+    earned = episode_outcomes(r, np.ones(5), episode)
+    np.testing.assert_allclose(earned, [11 / 3, 11 / 3, 10, 11 / 3, 10])
 
 
 def test_ranks_do_not_depend_on_blocks(monkeypatch):

@@ -107,7 +107,9 @@ def by_hand(data: Transitions, s: DrawSettings) -> dict[str, Any]:
         mixed = (1 - s.trace) * v_next[i] + s.trace * returns[after[i]]
         returns[i] = r[i] + s.discount * mask[i] * (mixed if after[i] >= 0 else v_next[i])
     advantage = returns - v
-    earned = {e: sum(r[i] for i in rows if data.episode[i] == e) for e in data.episode}
+    steps = {e: [i for i in rows if data.episode[i] == e] for e in data.episode}
+    per_step = bool(mask.all())  # where nothing ends
+    earned = {e: sum(r[i] for i in steps[e]) / (len(steps[e]) if per_step else 1) for e in steps}
     whole = np.array([earned[e] for e in data.episode])
 
     def share_below(x: NDArray[Any]) -> NDArray[Any]:
@@ -148,6 +150,7 @@ def check(data: Transitions, settings: DrawSettings) -> None:
         {"by": "rank", "beta": 5.0},
         {"by": "top", "share": 0.3},
         {"by": "episode", "beta": 5.0},
+        {"by": "episode", "beta": 5.0, "ends": False},
         {"ends": False},
         {"trace": 0.0},
         {"trace": 1.0, "by": "rank"},

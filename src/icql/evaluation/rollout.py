@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ class Player:
     start: Callable[[int], Any]  # rows → what is carried into the first step
     # what was carried, observations, previous rewards, whether fresh → actions, what is carried on
     step: Callable[[Any, Seen, Seen, NDArray[np.bool_]], tuple[Any, Any]]
+    rowwise: bool = False  # asked for some rows alone, it would do the same in these
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,28 @@ class EnvPool(ExitStack[None]):
             for process in self._processes:
                 process.send()
 
+    def begin_resets(self, seeds: Mapping[int, int]) -> None:
+        """Have the environments of these rows begin an episode; `reset` of each then waits."""
+        if self.processes:
+            for row, seed in seeds.items():
+                self._envs[row].post_reset(seed)
+
+    def turns(self, count: int) -> list[Sequence[int]]:
+        """Rows that step in turn: while the policy acts for one half, the other one steps.
+
+        Every process has rows of both halves. In this process all rows step at once.
+        """
+        if count <= self.processes or not self.processes:
+            return [range(count)]
+        half = np.arange(count) // self.processes % 2
+        return [np.flatnonzero(half == which).tolist() for which in (0, 1)]
+
     def _begin(self, number: int) -> ProcessEnv:
         """Have environment `number` built; rows take turns, so that all processes have as many."""
         assert isinstance(self._source, Task)
         if len(self._processes) < min(number + 1, self.processes):
             self._processes.append(EnvProcess(self._source, self._signals))
-        return self._processes[number % self.processes].make()
+        return self._processes[number % self.processes].make(number)
 
     def _make(self) -> Env:
         if isinstance(self._source, Task):
@@ -183,21 +200,38 @@ def rollout(
 
         start = time.perf_counter()
         columns = min(episodes, max(1, parallel // len(seeds)))  # rows of each policy
-        batch = _Batch(environment.take(len(seeds) * columns), seeds, episodes)
-        shares = [range(w, len(batch.envs), threads) for w in range(min(threads, len(batch.envs)))]
-        executor = stack.enter_context(ThreadPoolExecutor(len(shares)))
-        # One share needs no thread: handing over costs more than a MuJoCo step.
-        run = executor.map if len(shares) > 1 else map
-
-        list(run(batch.reset, shares))
+        count = len(seeds) * columns
+        batch = _Batch(environment, count, seeds, episodes)
         player = act if isinstance(act, Player) else _memoryless(act)
-        carry, steps = player.start(len(batch.envs)), 0
+        carry, steps = player.start(count), 0
+        turns: list[Sequence[int]] = [range(count)]
+        if player.rowwise and carry is None:
+            turns = environment.turns(count)
+        threads = min(threads, count)
+        executor = stack.enter_context(ThreadPoolExecutor(threads))
+
+        def spread(do: Callable[[Sequence[int]], None], rows: Sequence[int]) -> None:
+            if threads == 1:  # needs no thread: handing over costs more than a MuJoCo step
+                do(rows)
+            else:
+                list(executor.map(do, [rows[first::threads] for first in range(threads)]))
+
+        def begin(rows: Sequence[int]) -> None:
+            nonlocal carry
+            playing = [row for row in rows if batch.playing[row] != DONE]
+            if playing:
+                seen = (batch.observations.copy(), batch.rewards.copy(), batch.fresh.copy())
+                actions, carry = player.step(carry, *seen)
+                batch.set_actions(rows, actions)
+                environment.begin_steps(playing, batch.actions)
+
+        for rows in turns:
+            spread(batch.reset, rows)
+            begin(rows)
         while (batch.playing != DONE).any():
-            seen = (batch.observations.copy(), batch.rewards.copy(), batch.fresh.copy())
-            actions, carry = player.step(carry, *seen)
-            batch.set_actions(actions)
-            environment.begin_steps(np.flatnonzero(batch.playing != DONE), batch.actions)
-            list(run(batch.step, shares))
+            for rows in turns:
+                spread(batch.step, rows)
+                begin(rows)
             steps += 1
             if progress is not None:
                 progress(steps, batch.finished)
@@ -221,7 +255,7 @@ def evaluate_policies(
         actions, carry = step_all(policies, carry, *apart)
         return np.asarray(actions).reshape(len(seen[0]), -1), carry
 
-    player = Player(lambda rows: start_all(policies, rows // count), step)
+    player = Player(lambda rows: start_all(policies, rows // count), step, rowwise=True)
     played = rollout(player, environments, episodes=episodes, seed=list(seeds), progress=progress)
     return played.split(count)
 
@@ -272,18 +306,18 @@ class _Batch:
     Every method touches only the rows it is given, so threads may share a batch.
     """
 
-    def __init__(self, envs: list[Env], seeds: list[int], episodes: int) -> None:
-        total, columns = len(seeds) * episodes, len(envs) // len(seeds)
-        first: Any = envs[0]
-        self.envs = envs
+    def __init__(self, pool: EnvPool, count: int, seeds: list[int], episodes: int) -> None:
+        total, columns = len(seeds) * episodes, count // len(seeds)
+        self.pool, self.envs = pool, pool.take(count)
+        first: Any = self.envs[0]
         self.returns = np.zeros(total, np.float64)
         self.lengths = np.zeros(total, np.int64)
         self.terminated = np.zeros(total, np.bool_)
-        self.playing = np.full(len(envs), DONE)
-        self.observations = np.zeros((len(envs), *first.observation_space.shape), np.float32)
-        self.actions = np.zeros((len(envs), *first.action_space.shape), np.float32)
-        self.rewards = np.zeros(len(envs), np.float32)  # of each row's previous step
-        self.fresh = np.zeros(len(envs), np.bool_)  # the row's episode has only begun
+        self.playing = np.full(count, DONE)
+        self.observations = np.zeros((count, *first.observation_space.shape), np.float32)
+        self.actions = np.zeros((count, *first.action_space.shape), np.float32)
+        self.rewards = np.zeros(count, np.float32)  # of each row's previous step
+        self.fresh = np.zeros(count, np.bool_)  # the row's episode has only begun
         self._over = np.zeros(total, np.bool_)
         self._seeds = [episode_seed(seed, i) for seed in seeds for i in range(episodes)]
         # Which row plays an episode is fixed beforehand, so timing cannot change a result.
@@ -300,14 +334,18 @@ class _Batch:
 
     def reset(self, rows: Sequence[int]) -> None:
         """Begin the next episode of each row."""
+        begun: dict[int, int] = {}
         for row in rows:
             episode = self.playing[row] = next(self._queues[row], DONE)
             self.rewards[row], self.fresh[row] = 0, True
             if episode != DONE:
-                self.observations[row], _ = self.envs[row].reset(seed=self._seeds[episode])
+                begun[row] = self._seeds[episode]
+        self.pool.begin_resets(begun)
+        for row, seed in begun.items():
+            self.observations[row], _ = self.envs[row].reset(seed=seed)
 
-    def set_actions(self, actions: Any) -> None:
-        """Take the policy's actions, clipped to the action space."""
+    def set_actions(self, rows: Sequence[int], actions: Any) -> None:
+        """Take the policy's actions for these rows, clipped to the action space."""
         actions = np.asarray(actions, np.float32)
         if actions.shape != self.actions.shape:
             raise UserError(
@@ -327,7 +365,7 @@ class _Batch:
                 fix="The training has diverged, or the environment has: see its loss.",
             )
         space: Any = self.envs[0].action_space
-        self.actions = np.clip(actions, space.low, space.high).astype(np.float32)
+        self.actions[rows] = np.clip(actions[rows], space.low, space.high)
 
     def step(self, rows: Sequence[int]) -> None:
         """Advance each row that still plays; where its episode ends, begin the row's next one."""
@@ -346,7 +384,7 @@ class _Batch:
             if terminated or truncated:
                 self._over[episode] = True
                 ended.append(row)
-        self.reset(ended)  # once no process owes us an answer
+        self.reset(ended)  # side by side
 
 
 def _check(**settings: tuple[int, int]) -> None:

@@ -53,11 +53,17 @@ def lambda_returns(
     return returns
 
 
-def episode_totals(rewards: Doubles, episode: NDArray[np.integer]) -> Doubles:
-    """What the whole episode of each row earned, undiscounted (N,)."""
+def episode_outcomes(rewards: Doubles, mask: Doubles, episode: NDArray[np.integer]) -> Doubles:
+    """What the whole episode of each row earned, undiscounted (N,).
+
+    Where nothing in the log ever ends, an episode's length says when somebody stopped writing, not
+    how it fared: then it is what the episode earned per step.
+    """
     _, number = np.unique(episode, return_inverse=True)
-    totals: Doubles = np.bincount(number, weights=rewards)
-    return totals[number]
+    earned = np.bincount(number, weights=rewards).astype(np.float64)
+    if mask.all():
+        earned /= np.bincount(number)
+    return earned[number]
 
 
 def ranks(values: Doubles, context: Table) -> Doubles:

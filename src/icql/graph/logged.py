@@ -16,7 +16,7 @@ from icql.data.transitions import Transitions
 from icql.errors import UserError
 from icql.graph.comparison import (
     effective_share,
-    episode_totals,
+    episode_outcomes,
     lambda_returns,
     row_weights,
 )
@@ -122,7 +122,7 @@ def compare_rows(
     )
     # where rewards are constant and nothing ends, what differs is rounding
     alike = max(np.ptp(returns), np.ptp(v)) <= known * unit
-    compared = episode_totals(r, data.episode) if settings.by == "episode" else returns
+    compared = episode_outcomes(r, mask, data.episode) if settings.by == "episode" else returns
     weights = np.ones(len(r)) if alike else row_weights(compared, v, near.state, settings)
     return Comparison(np.asarray(q, np.float64) * unit, v, returns, weights, k)
 

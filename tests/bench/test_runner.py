@@ -32,7 +32,7 @@ from icql.bench.status import status
 from icql.bench.suites import Row, get_suite, suites
 from icql.cli import main
 from icql.errors import OutOfTime, UserError
-from icql.graph.logged import action_spread
+from icql.graph.deviations import action_spread
 from icql.locks import held, holder
 from icql.progress import Display
 from icql.seals import write_sealed

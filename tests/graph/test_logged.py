@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from icql.data.transitions import DataInfo, Transitions
 from icql.errors import UserError
 from icql.graph import logged
-from icql.graph.logged import action_spread, compare_rows
+from icql.graph.logged import compare_rows
 from icql.settings.draw import DrawSettings
 from retrieval.cases import distance_matrix
 
@@ -270,38 +270,3 @@ def test_progress_goes_from_the_search_to_value_iteration() -> None:
     assert told[-1][0] == "value iteration"
     assert shares == sorted(shares)
     assert 0 <= shares[0] <= shares[-1] <= 1
-
-
-# --- How much actions differ where states are alike -------------------------------------------
-
-
-def test_spread_of_actions_by_hand() -> None:
-    data = make()
-    away = distance_matrix(data.states, data.states, "l2")
-    away[data.episode[:, None] == data.episode[None]] = np.inf
-    near = np.argsort(away, 1, kind="stable")[:, :5]
-    a = data.actions.astype(float)
-    apart = np.mean([((a[i] - a[j]) ** 2).sum() for i in range(len(data)) for j in near[i]])
-    anywhere = np.mean([((x - y) ** 2).sum() for x in a for y in a])
-    assert action_spread(data, k=5) == pytest.approx(apart / anywhere)
-    assert action_spread(data, rows=20, k=5) == action_spread(data, rows=20, k=5)
-    assert action_spread(data, rows=20, k=5) != action_spread(data, rows=20, k=5, seed=1)
-
-
-def test_spread_is_nothing_where_the_state_decides_and_one_where_it_says_nothing() -> None:
-    data = make((50,) * 8)
-    decided = replace(data, actions=np.tanh(data.states[:, :2]))
-    assert action_spread(decided, k=1) < 0.2
-    assert action_spread(data) == pytest.approx(1, abs=0.1)
-
-
-@pytest.mark.parametrize("lengths", [(30,), (1,)])
-def test_without_another_episode_nothing_says_that_actions_are_alike(
-    lengths: tuple[int, ...],
-) -> None:
-    assert action_spread(make(lengths)) == 1
-
-
-def test_constant_actions_have_no_spread_to_measure_by() -> None:
-    data = make()
-    assert action_spread(replace(data, actions=np.full_like(data.actions, 0.3))) == 1

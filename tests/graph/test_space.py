@@ -10,7 +10,8 @@ import pytest
 
 from icql.data.transitions import DataInfo, Transitions
 from icql.graph import logged
-from icql.graph.logged import action_spread, compare_rows, kernel_weights
+from icql.graph.deviations import action_spread
+from icql.graph.logged import compare_rows, kernel_weights
 from icql.retrieval import learned as learned_module
 from icql.settings.draw import DrawSettings
 from icql.training.choose import choose

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +33,13 @@ ASKED = {"batch_size": 8, "policy.hidden": [8, 8], "draw.compared": 8}
 RUN = {"episodes": 0, "log_every": 4, "checkpoint_every": 4}
 
 
-def make(decided: bool) -> Transitions:
-    """Twenty episodes in which the state decides the action, or does not."""
+def make(decided: bool, noise: float = 0.0) -> Transitions:
+    """Twenty episodes in which the state decides the action, each in its way, or does not."""
     rng = np.random.default_rng(0)
     s = rng.normal(size=(400, 2)).astype(np.float32)
-    a = np.tanh(s) if decided else rng.uniform(-0.9, 0.9, (400, 2)).astype(np.float32)
+    ways = np.repeat(rng.normal(size=(20, 2)), 20, 0) * (0.2 if not noise else 0)
+    shown = np.tanh(s) + ways + noise * rng.normal(size=(400, 2))
+    a = (shown if decided else rng.uniform(-0.9, 0.9, (400, 2))).astype(np.float32)
     return Transitions(
         states=s,
         actions=a,
@@ -61,7 +64,28 @@ def test_the_spread_of_actions_decides(decided: bool, algo: str, words: str, pre
     plan, why = choose(asked, make(decided))
     assert plan == Plan.make(algo, task="hopper-medium-v2", preset=preset)
     assert why.startswith(f"{algo}: similar states saw {words} (spread ")
-    assert "limit 0.4)" in why
+    assert why.endswith("limit 0.4)")
+
+
+@pytest.mark.parametrize("preset", ["quick", "paper", "robust"])
+def test_where_what_differs_is_noise_whole_episodes_are_compared(preset: str) -> None:
+    asked = Plan.make(task="hopper-medium-v2", preset=preset)
+    plan, why = choose(asked, make(True, noise=0.2))
+    own = Plan.make("icql-graph", task="hopper-medium-v2", preset=preset)
+    draw = replace(own.settings.draw, by="episode", beta=10.0)
+    assert plan == replace(own, settings=replace(own.settings, draw=draw))
+    assert re.search(
+        r"what differs is noise \(-?0\.\d\d of it lasts .*limit 0\.35\), so whole episodes", why
+    )
+
+
+@pytest.mark.parametrize("name", ["draw.by", "draw.beta"])
+def test_how_rows_are_drawn_is_not_mixed_with_what_was_asked_for(name: str) -> None:
+    given: Any = {"draw.by": "rank", "draw.beta": 3.0}[name]
+    asked = Plan.make(task="hopper-medium-v2").asked(settings={name: given})
+    plan, _ = choose(asked, make(True, noise=0.2))
+    own = Plan.make("icql-graph", task="hopper-medium-v2").asked(settings={name: given})
+    assert plan.settings.draw == own.settings.draw
 
 
 @pytest.mark.parametrize("decided", [True, False])

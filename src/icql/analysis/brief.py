@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from icql.analysis.values import agreement, ask
 from icql.data.pictures import returns_at, state_map
 from icql.data.transitions import Transitions
-from icql.graph.logged import action_spread
+from icql.graph.deviations import action_spread
 from icql.retrieval.coverage import coverage
 from icql.retrieval.neighbours import usual_space
 from icql.training.trained import critic_on, has_critic

@@ -24,12 +24,9 @@ from icql.graph.value_iteration import solve, values_at
 from icql.retrieval import (
     ContextSettings,
     Neighbours,
-    Retriever,
     build_neighbours,
     distances_of,
-    find_space,
 )
-from icql.settings.contexts import SpaceName
 from icql.settings.draw import DrawSettings
 
 Doubles = NDArray[np.float64]
@@ -125,37 +122,6 @@ def compare_rows(
     compared = episode_outcomes(r, mask, data.episode) if settings.by == "episode" else returns
     weights = np.ones(len(r)) if alike else row_weights(compared, v, near.state, settings)
     return Comparison(np.asarray(q, np.float64) * unit, v, returns, weights, k)
-
-
-def action_spread(
-    data: Transitions,
-    rows: int = 1000,
-    k: int = 16,
-    seed: int = 0,
-    *,
-    space: SpaceName = "raw",
-    cache_dir: Path | None = None,
-) -> float:
-    """How much actions differ where states are alike: 0 they do not, 1 as much as anywhere.
-
-    The mean squared distance of actions taken in nearest states of other episodes, over that of any
-    two rows; of some rows, drawn by `seed`. 1 where there is nothing to compare. `space` is what
-    decides which states are nearest; a learned one is kept in `cache_dir`.
-    """
-    longest = int(np.unique(data.episode, return_counts=True)[1].max(initial=0))
-    k = min(k, len(data) - longest)
-    actions = np.asarray(data.actions, np.float64)
-    overall = 2 * float(actions.var(0).sum())
-    if k < 1 or overall == 0:
-        return 1.0
-    drawn = np.random.default_rng(seed).choice(len(data), min(rows, len(data)), replace=False)
-    drawn.sort()
-    context = ContextSettings(k=k, exclude="episode", engine="exact", space=space)
-    found = find_space(data, context, cache_dir=cache_dir)
-    retriever = Retriever(data.states, None, context, episode=data.episode, space=found)
-    near, _ = retriever(data.states[drawn], rows=drawn)
-    apart = np.square(actions[near] - actions[drawn, None]).sum(-1).mean()
-    return float(apart) / overall
 
 
 def _silent(label: str, share: float) -> None:

@@ -1,11 +1,12 @@
 """Which algorithm suits a dataset, from the data alone: what `icql train` does without --algo.
 
-Where similar states saw much the same action, as in demonstrations, no critic can know what another
-action would have brought: the best of what was done is cloned (`icql-graph`). Where they saw many,
-as in logs of a policy that explored, a critic can tell them apart and the policy can go beyond the
-log (`icql-rank`, or IQL where actions are choices). On the sets of docs/experiments.md the spread
-of actions is 0.12 to 0.18 on demonstrations, 0.11 to 0.37 on sets of one or two policies that draw
-their actions, 0.42 on the log of the tutorial's operators, and 0.49 to 0.60 on replays.
+Where similar states saw many actions, as in logs of a policy that changed while it explored, a
+critic can tell them apart and the policy can go beyond the log (`icql-rank`, or IQL where actions
+are choices). Where they saw much the same action, no critic can know what another one would have
+brought: the best of what was done is cloned (`icql-graph`). What is best is said by the graph's
+values where people show something, each in a way of their own that lasts; and by what whole
+episodes earned where a policy drew its actions anew at every step, for then a single step says
+little but how its noise fell (docs/experiments.md, E8, E29 and E30).
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from dataclasses import replace
 
 from icql.data.transitions import Transitions
 from icql.files import default_cache_dir
-from icql.graph.logged import action_spread
+from icql.graph.deviations import action_spread, deviations_last
 from icql.retrieval.neighbours import usual_space
 from icql.settings.change import leaves, override
 from icql.training.plan import AUTO, Plan
 
-LIMIT = 0.4  # docs/experiments.md, E29: between 0.37 and 0.42
+LIMIT = 0.4  # of the spread; docs/experiments.md, E29: between 0.37 and 0.42
+LASTING = 0.35  # of what deviations keep to the next step; E30: between 0.21 and 0.55
+BY_EPISODE = {"draw.by": "episode", "draw.beta": 10.0}
 OWN_LOG = {
     "data.normalise_states": True,
     "data.spread": "quartiles",
@@ -38,9 +41,23 @@ def choose(plan: Plan, data: Transitions, given: Collection[str] = ()) -> tuple[
     space = plan.settings.draw.space
     if "draw.space" not in given and space == "raw":
         space = usual_space(data)
-    spread = action_spread(data, space=space, cache_dir=default_cache_dir())
-    wide = "iql" if data.info.signals.choices else "icql-rank"  # which learns real numbers
-    algo = "icql-graph" if spread < LIMIT else wide
+    cache_dir = default_cache_dir()
+    spread = action_spread(data, space=space, cache_dir=cache_dir)
+    suited: dict[str, object] = {}
+    if spread >= LIMIT:
+        # ICQL-rank learns real numbers
+        algo = "iql" if data.info.signals.choices else "icql-rank"
+        why = f"similar states saw different actions (spread {spread:.2f}, limit {LIMIT})"
+    else:
+        algo = "icql-graph"
+        why = f"similar states saw much the same action (spread {spread:.2f}, limit {LIMIT})"
+        lasting = deviations_last(data, space=space, cache_dir=cache_dir)
+        if lasting < LASTING:
+            suited = BY_EPISODE
+            why += (
+                f", and what differs is noise ({lasting:.2f} of it lasts to the next step, limit "
+                f"{LASTING}), so whole episodes are compared"
+            )
     start = Plan.make(AUTO, task=plan.task, dataset=plan.dataset, preset=plan.preset)
     chosen = Plan.make(algo, task=plan.task, dataset=plan.dataset, preset=plan.preset)
 
@@ -48,16 +65,18 @@ def choose(plan: Plan, data: Transitions, given: Collection[str] = ()) -> tuple[
         usual = dict(leaves(before))
         return {n: new for n, new in leaves(now) if n in given or new != usual[n]}
 
+    wanted = asked(start.settings, plan.settings)
+    if not wanted.keys() & suited.keys():  # how sharp weights are means something for one kind
+        wanted |= suited
     plan = replace(
         chosen,
         columns=plan.columns,
-        settings=override(chosen.settings, asked(start.settings, plan.settings)),
+        settings=override(chosen.settings, wanted),
         run=override(chosen.run, asked(start.run, plan.run)),
         seeds=plan.seeds,
         grid=plan.grid,
     )
-    alike = "much the same action" if spread < LIMIT else "different actions"
-    return plan, f"{algo}: similar states saw {alike} (spread {spread:.2f}, limit {LIMIT})"
+    return plan, f"{algo}: {why}"
 
 
 def standardised(plan: Plan, data: Transitions, given: Collection[str] = ()) -> Plan:

@@ -11,6 +11,7 @@ from icql.graph.comparison import (
     episode_outcomes,
     lambda_returns,
     ranks,
+    ranks_among_all,
     row_weights,
 )
 from icql.settings.draw import DrawSettings
@@ -59,6 +60,21 @@ def test_where_nothing_ends_an_episode_is_worth_what_it_earned_per_step():
     np.testing.assert_allclose(earned, [11 / 3, 11 / 3, 10, 11 / 3, 10])
 
 
+def test_ranks_among_all_rows_of_other_episodes():
+    rng = np.random.default_rng(0)
+    values, episode = (
+        rng.integers(0, 9, 60).astype(float),
+        rng.permutation(np.repeat(range(7), 9)[:60]),
+    )
+    others = np.array([np.flatnonzero(episode != e) for e in episode], dtype=object)
+    expected = [
+        np.mean((values[rows] < own) + 0.5 * (values[rows] == own))
+        for own, rows in zip(values, others, strict=True)
+    ]
+    np.testing.assert_allclose(ranks_among_all(values, episode), expected)
+    np.testing.assert_array_equal(ranks_among_all(values, np.zeros(60, int)), 0.5)
+
+
 def test_ranks_do_not_depend_on_blocks(monkeypatch):
     rng = np.random.default_rng(0)
     values, context = rng.normal(size=50), rng.integers(-1, 50, (50, 7))
@@ -68,6 +84,7 @@ def test_ranks_do_not_depend_on_blocks(monkeypatch):
 
 
 CONTEXT = np.array([[1, 2], [0, 2], [0, 1]])
+EPISODE = np.arange(3)
 RETURNS, VALUES = np.array([1.0, 2.0, 6.0]), np.array([2.0, 2.0, 2.0])
 
 
@@ -89,7 +106,7 @@ RETURNS, VALUES = np.array([1.0, 2.0, 6.0]), np.array([2.0, 2.0, 2.0])
     ids=["uniform", "rank", "episode", "top", "top half", "advantage", "robust", "limit"],
 )
 def test_weights(settings, expected):
-    found = row_weights(RETURNS, VALUES, CONTEXT, settings)
+    found = row_weights(RETURNS, VALUES, CONTEXT, EPISODE, settings)
     assert found.mean() == pytest.approx(1)
     known = [i for i, value in enumerate(expected) if value is not None]
     ratio = np.array([expected[i] for i in known], float)
@@ -99,16 +116,22 @@ def test_weights(settings, expected):
 @pytest.mark.parametrize("by", ["advantage", "robust", "rank", "top", "episode"])
 def test_constant_rewards_leave_all_rows_alike(by):
     same = np.full(3, 2.0)
-    np.testing.assert_allclose(row_weights(same, same, CONTEXT, DrawSettings(by=by)), 1)
+    np.testing.assert_allclose(row_weights(same, same, CONTEXT, EPISODE, DrawSettings(by=by)), 1)
 
 
 def test_weights_that_vanish_are_refused():
     with pytest.raises(UserError, match=r"draw\.by: all weights vanish"):
         row_weights(
-            np.array([-1e9, -1e9, -1e9]), np.zeros(3), CONTEXT, DrawSettings(by="robust", beta=1e9)
+            np.array([-1e9, -1e9, -1e9]),
+            np.zeros(3),
+            CONTEXT,
+            EPISODE,
+            DrawSettings(by="robust", beta=1e9),
         )
     with pytest.raises(UserError, match="not finite"):
-        row_weights(np.array([np.nan, 0, 0]), VALUES, CONTEXT, DrawSettings(by="advantage"))
+        row_weights(
+            np.array([np.nan, 0, 0]), VALUES, CONTEXT, EPISODE, DrawSettings(by="advantage")
+        )
 
 
 @pytest.mark.parametrize("by", ["advantage", "robust", "rank", "episode"])
@@ -117,24 +140,26 @@ def test_a_lower_beta_leaves_the_least_rows(by, least):
     """As many as asked for, or half of all; by the same rule with a smaller β."""
     rng = np.random.default_rng(0)
     returns, values = rng.normal(size=1000), np.zeros(1000)
-    context = rng.integers(0, 1000, (1000, 20))
-    sharp = row_weights(returns, values, context, DrawSettings(by=by, beta=10.0, limit=1e30))
+    context, alone = rng.integers(0, 1000, (1000, 20)), np.arange(1000)
+    sharp = row_weights(returns, values, context, alone, DrawSettings(by=by, beta=10.0, limit=1e30))
     wide = DrawSettings(by=by, beta=10.0, limit=1e30, least=least)
-    found = row_weights(returns, values, context, wide)
+    found = row_weights(returns, values, context, alone, wide)
     assert effective_share(sharp) < 0.25
     assert effective_share(found) == pytest.approx(min(least / 1000, 0.5), abs=1e-3)
     lower = np.polyfit(np.log(sharp), np.log(found), 1)[0] * 10.0
     same = DrawSettings(by=by, beta=lower, limit=1e30)
-    np.testing.assert_allclose(found, row_weights(returns, values, context, same), rtol=1e-6)
+    np.testing.assert_allclose(found, row_weights(returns, values, context, alone, same), rtol=1e-6)
 
 
 def test_weights_that_leave_enough_rows_stay_as_they_are():
-    kept = row_weights(RETURNS, VALUES, CONTEXT, DrawSettings(by="rank", beta=0.5, least=1))
+    kept = row_weights(
+        RETURNS, VALUES, CONTEXT, EPISODE, DrawSettings(by="rank", beta=0.5, least=1)
+    )
     np.testing.assert_array_equal(
-        kept, row_weights(RETURNS, VALUES, CONTEXT, DrawSettings(by="rank", beta=0.5))
+        kept, row_weights(RETURNS, VALUES, CONTEXT, EPISODE, DrawSettings(by="rank", beta=0.5))
     )
     top = DrawSettings(by="top", share=0.4, least=3)  # its share is what was asked for
-    np.testing.assert_array_equal(row_weights(RETURNS, VALUES, CONTEXT, top), [0, 0, 3])
+    np.testing.assert_array_equal(row_weights(RETURNS, VALUES, CONTEXT, EPISODE, top), [0, 0, 3])
 
 
 def test_effective_share():

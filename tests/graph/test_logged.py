@@ -77,8 +77,9 @@ def by_hand(data: Transitions, s: DrawSettings) -> dict[str, Any]:
         near, values, kernels = [], [], []
         for i in rows:
             others = [j for j in rows if data.episode[j] != data.episode[i]]
-            near.append(sorted(others, key=lambda j: (away[i, j], j))[: s.compared])
-            valued = near[i][: s.neighbours]
+            nearest = sorted(others, key=lambda j: (away[i, j], j))
+            near.append(nearest[: s.compared] if s.compared else others)
+            valued = nearest[: s.compared or len(data)][: s.neighbours]
             squares = away[i, valued] ** 2
             values.append([first[i], *valued])
             own = float(first[i] >= 0)
@@ -151,6 +152,10 @@ def check(data: Transitions, settings: DrawSettings) -> None:
         {"by": "top", "share": 0.3},
         {"by": "episode", "beta": 5.0},
         {"by": "episode", "beta": 5.0, "ends": False},
+        {"by": "episode", "beta": 5.0, "compared": 0},
+        {"by": "rank", "beta": 5.0, "compared": 0},
+        {"by": "top", "share": 0.3, "compared": 0},
+        {"by": "advantage", "compared": 0},
         {"ends": False},
         {"trace": 0.0},
         {"trace": 1.0, "by": "rank"},

@@ -14,6 +14,7 @@ which joins pieces of different episodes; a large one believes what really follo
 * `episode`: the same as `rank`, of what whole episodes earned instead of L: where steps are noisy.
 
 An advantage asks how much better, a rank only how often: it needs no scale, no outlier moves it.
+With `compared` 0 it is the rank among all rows of other episodes, wherever they lie.
 What followed a single step is for the most part what its noise happened to do, and who follows the
 luckiest of them does what nobody did; an episode is judged by all that it earned, so that what is
 followed was somebody's behaviour from beginning to end.
@@ -83,8 +84,34 @@ def ranks(values: Doubles, context: Table) -> Doubles:
     return shares
 
 
+def ranks_among_all(values: Doubles, episode: NDArray[np.integer]) -> Doubles:
+    """As `ranks`, where the context of a row is every row of other episodes."""
+    worse = _not_above(values, values)
+    others = np.full(len(values), float(len(values)))
+    for own in np.split(np.argsort(episode, kind="stable"), _starts(np.sort(episode))):
+        worse[own] -= _not_above(values[own], values[own])
+        others[own] -= len(own)
+    return np.where(others > 0, worse / np.maximum(others, 1), 0.5)
+
+
+def _not_above(values: Doubles, among: Doubles) -> Doubles:
+    """How many are below each value, and half of those that equal it."""
+    ordered = np.sort(among)
+    below, up_to = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
+    return (below + up_to) / 2
+
+
+def _starts(ordered: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Where the second and every later group of equal numbers begins."""
+    return np.flatnonzero(np.diff(ordered)) + 1
+
+
 def row_weights(
-    returns: Doubles, values: Doubles, context: Table, settings: DrawSettings
+    returns: Doubles,
+    values: Doubles,
+    context: Table,
+    episode: NDArray[np.integer],
+    settings: DrawSettings,
 ) -> Doubles:
     """The weight of each row, mean 1, as the settings say (the table at the top of this file).
 
@@ -92,6 +119,7 @@ def row_weights(
         returns: (N,) what is compared: the λ-returns L, or what whole episodes earned.
         values: (N,) V(s) of each row's own state.
         context: (N, k) the rows around it; holes are negative.
+        episode: (N,) whose row it is: where `settings.compared` is 0, all rows of others count.
         settings: which weights, and how sharp.
 
     Raises:
@@ -111,9 +139,10 @@ def row_weights(
             scaled = advantage / unit if unit > 0 else np.zeros(len(advantage))
             weights = np.exp(np.minimum(settings.beta * scaled, np.log(settings.limit)))
         case "rank" | "episode":
-            weights = np.exp(settings.beta * (ranks(returns, context) - 1))
+            share = _shares(returns, context, episode, settings)
+            weights = np.exp(settings.beta * (share - 1))
         case "top":
-            share = ranks(returns, context)
+            share = _shares(returns, context, episode, settings)
             weights = (share >= 1 - settings.share).astype(np.float64)
             if not weights.any():  # nobody is better than the others: all are as good
                 weights = np.ones(len(returns))
@@ -127,6 +156,13 @@ def row_weights(
             fix="Take a smaller draw.beta, or draw.by rank.",
         )
     return weights * (len(weights) / total)
+
+
+def _shares(
+    returns: Doubles, context: Table, episode: NDArray[np.integer], settings: DrawSettings
+) -> Doubles:
+    """The rank of each row among those it is compared with."""
+    return ranks(returns, context) if settings.compared else ranks_among_all(returns, episode)
 
 
 def evened(weights: Doubles, least: int) -> Doubles:

@@ -43,7 +43,7 @@ class Comparison:
     v: Doubles  # (N,) of each row's own state
     returns: Doubles  # (N,) λ-returns
     weights: Doubles  # (N,) how often to draw it, mean 1
-    compared: int  # rows around each
+    compared: int  # rows around each; 0: all of other episodes
 
     @property
     def share(self) -> float:
@@ -65,13 +65,13 @@ def compare_rows(
 
     Around s are compared the row itself and rows of other episodes; around s' the row that follows
     in the log, where one does, and rows of other episodes. Where there are fewer than
-    `settings.compared`, all are.
+    `settings.compared`, or that is 0, all are.
 
     Raises:
         UserError: there is a single episode, or all weights vanish.
     """
     longest = int(np.unique(data.episode, return_counts=True)[1].max(initial=0))
-    k = min(settings.compared, len(data) - longest)
+    k = min(settings.compared or settings.neighbours, len(data) - longest)
     if k < 1:
         raise UserError(
             "rows are compared with those of other episodes, and there is a single one.",
@@ -119,9 +119,12 @@ def compare_rows(
     )
     # where rewards are constant and nothing ends, what differs is rounding
     alike = max(np.ptp(returns), np.ptp(v)) <= known * unit
-    compared = episode_outcomes(r, mask, data.episode) if settings.by == "episode" else returns
-    weights = np.ones(len(r)) if alike else row_weights(compared, v, near.state, settings)
-    return Comparison(np.asarray(q, np.float64) * unit, v, returns, weights, k)
+    outcome = episode_outcomes(r, mask, data.episode) if settings.by == "episode" else returns
+    weights = np.ones(len(r))
+    if not alike:
+        weights = row_weights(outcome, v, near.state, data.episode, settings)
+    compared = k if settings.compared else 0
+    return Comparison(np.asarray(q, np.float64) * unit, v, returns, weights, compared)
 
 
 def _silent(label: str, share: float) -> None:

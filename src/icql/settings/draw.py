@@ -30,7 +30,7 @@ class DrawSettings(Settings):
     by: DrawBy = "uniform"
     """uniform; advantage or robust: exp(β A) in units of all advantages or of their median; rank:
     by the share of similar states that fared worse; top: the best share of each place alone;
-    episode: by the share of similar states whose whole episodes earned less."""
+    episode: by the share of them whose whole episodes earned less."""
     rows: DrawnRows = "all"
     """Which rows of an update are drawn so: all, or only those that the policy learns from, while
     critics see all of the data alike (TD3+BC, ReBRAC, DMG)."""
@@ -49,8 +49,9 @@ class DrawSettings(Settings):
     """τ of the graph's values: towards 1 the best of the retrieved actions count."""
     discount: BelowOne = 0.99
     """γ of the graph's values."""
-    compared: Count = 64
-    """Rows of other episodes around a state that its outcome is ranked among (all, if fewer)."""
+    compared: Whole = 64
+    """Rows of other episodes around a state that its outcome is ranked among (all, if fewer);
+    0: all of them, wherever they lie."""
     neighbours: Count = 16
     """Of these, the nearest that its value is taken over."""
     metric: Metric = "l2"

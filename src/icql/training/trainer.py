@@ -287,8 +287,9 @@ def compare(
         found = compare_rows(
             data, settings.draw, cache_dir=default_cache_dir(), progress=told, memory=memory
         )
+    among = f"{found.compared} similar states" if found.compared else "all states"
     display.say(
-        f"draws: by {settings.draw.by} among {found.compared} similar states of other episodes; "
+        f"draws: by {settings.draw.by} among {among} of other episodes; "
         f"effective share of the rows {100 * found.share:.1f} %"
     )
     return found

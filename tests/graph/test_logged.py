@@ -109,7 +109,7 @@ def by_hand(data: Transitions, s: DrawSettings) -> dict[str, Any]:
         returns[i] = r[i] + s.discount * mask[i] * (mixed if after[i] >= 0 else v_next[i])
     advantage = returns - v
     steps = {e: [i for i in rows if data.episode[i] == e] for e in data.episode}
-    per_step = bool(mask.all())  # where nothing ends
+    per_step = bool(data.mask.all())  # where nothing in the log ends, whatever `ends` says
     earned = {e: sum(r[i] for i in steps[e]) / (len(steps[e]) if per_step else 1) for e in steps}
     whole = np.array([earned[e] for e in data.episode])
 

@@ -33,8 +33,11 @@ ASKED = {"batch_size": 8, "policy.hidden": [8, 8], "draw.compared": 8}
 RUN = {"episodes": 0, "log_every": 4, "checkpoint_every": 4}
 
 
-def make(decided: bool, noise: float = 0.0) -> Transitions:
-    """Twenty episodes in which the state decides the action, each in its way, or does not."""
+def make(decided: bool, noise: float = 0.0, ends: bool = True) -> Transitions:
+    """Twenty episodes in which the state decides the action, each in its way, or does not.
+
+    The last of them ends; the others are cut.
+    """
     rng = np.random.default_rng(0)
     s = rng.normal(size=(400, 2)).astype(np.float32)
     ways = np.repeat(rng.normal(size=(20, 2)), 20, 0) * (0.2 if not noise else 0)
@@ -46,7 +49,7 @@ def make(decided: bool, noise: float = 0.0) -> Transitions:
         rewards=s[:, 0],
         next_states=np.roll(s, -1, 0),
         next_actions=np.roll(a, -1, 0),
-        mask=np.ones(400, np.float32),
+        mask=(np.arange(400) < 400 - ends).astype(np.float32),
         episode=np.repeat(np.arange(20), 20).astype(np.int32),
         step=np.tile(np.arange(20), 20).astype(np.int32),
         info=DataInfo("made"),
@@ -74,9 +77,15 @@ def test_where_what_differs_is_noise_whole_episodes_are_compared(preset: str) ->
     own = Plan.make("icql-graph", task="hopper-medium-v2", preset=preset)
     draw = replace(own.settings.draw, by="episode", beta=10.0)
     assert plan == replace(own, settings=replace(own.settings, draw=draw))
-    assert re.search(
-        r"what differs is noise \(-?0\.\d\d of it lasts .*limit 0\.35\), so whole episodes", why
-    )
+    assert re.search(r"differs is noise \(-?0\.\d\d of it lasts .*limit 0\.35\).* whole$", why)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_where_nothing_ends_or_ways_last_steps_are_compared(noise: float) -> None:
+    asked = Plan.make(task="hopper-medium-v2")
+    plan, why = choose(asked, make(True, noise=noise, ends=noise == 0.0))
+    assert plan == Plan.make("icql-graph", task="hopper-medium-v2")
+    assert why.endswith("limit 0.4)")
 
 
 @pytest.mark.parametrize("name", ["draw.by", "draw.beta"])

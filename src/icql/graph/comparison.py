@@ -54,7 +54,9 @@ def lambda_returns(
     return returns
 
 
-def episode_outcomes(rewards: Doubles, mask: Doubles, episode: NDArray[np.integer]) -> Doubles:
+def episode_outcomes(
+    rewards: Doubles, mask: NDArray[np.floating], episode: NDArray[np.integer]
+) -> Doubles:
     """What the whole episode of each row earned, undiscounted (N,).
 
     Where nothing in the log ever ends, an episode's length says when somebody stopped writing, not

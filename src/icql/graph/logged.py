@@ -119,7 +119,7 @@ def compare_rows(
     )
     # where rewards are constant and nothing ends, what differs is rounding
     alike = max(np.ptp(returns), np.ptp(v)) <= known * unit
-    outcome = episode_outcomes(r, mask, data.episode) if settings.by == "episode" else returns
+    outcome = episode_outcomes(r, data.mask, data.episode) if settings.by == "episode" else returns
     weights = np.ones(len(r))
     if not alike:
         weights = row_weights(outcome, v, near.state, data.episode, settings)

@@ -4,9 +4,9 @@ Where similar states saw many actions, as in logs of a policy that changed while
 critic can tell them apart and the policy can go beyond the log (`icql-rank`, or IQL where actions
 are choices). Where they saw much the same action, no critic can know what another one would have
 brought: the best of what was done is cloned (`icql-graph`). What is best is said by the graph's
-values where people show something, each in a way of their own that lasts; and by what whole
-episodes earned where a policy drew its actions anew at every step, for then a single step says
-little but how its noise fell (docs/experiments.md, E8, E29 and E30).
+values where people show something, each in a way of their own that lasts. Where a policy drew its
+actions anew at every step, what followed a single one says little but how its noise fell; if there
+one can also fall, whole episodes are compared (docs/experiments.md, E8, E29 and E30).
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def choose(plan: Plan, data: Transitions, given: Collection[str] = ()) -> tuple[
         algo = "icql-graph"
         why = f"similar states saw much the same action (spread {spread:.2f}, limit {LIMIT})"
         lasting = deviations_last(data, space=space, cache_dir=cache_dir)
-        if lasting < LASTING:
+        if lasting < LASTING and not data.mask.all():
             suited = BY_EPISODE
             why += (
                 f", and what differs is noise ({lasting:.2f} of it lasts to the next step, limit "
-                f"{LASTING}), so whole episodes are compared"
+                f"{LASTING}); episodes can fail, so they are compared whole"
             )
     start = Plan.make(AUTO, task=plan.task, dataset=plan.dataset, preset=plan.preset)
     chosen = Plan.make(algo, task=plan.task, dataset=plan.dataset, preset=plan.preset)

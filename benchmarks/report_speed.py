@@ -88,7 +88,7 @@ def write_analyses(folder: BenchFolder, group: CellGroup, rng: np.random.Generat
             for k in (1, 2, 5, 10, 20, 40)
         ]
         made = {"name": group.task, "rows": STATES, "plane": numbers(STATES, 2)}
-        made |= {"outcome": numbers(STATES), "action_spread": 0.357}
+        made |= {"outcome": numbers(STATES), "action_spread": 0.357, "deviations_last": 0.12}
         made |= {"space": "raw", "step": 1.0, "distances": distances}
         write_sealed(path, made)
     if group.algo not in CLONING:

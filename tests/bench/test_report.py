@@ -265,7 +265,7 @@ def test_what_was_analysed_is_drawn(tmp_path):
     labels = [str(attrs["aria-label"]) for tag, attrs in page.tags if tag == "svg"]
     assert sum(label.startswith("Q̂ by layer on") for label in labels) == 15 - 2
     assert sum(label.startswith("Neighbours on") for label in labels) == 15
-    assert text.count("raw columns, spread of actions 0.36") == 15
+    assert text.count("raw columns, spread of actions 0.36 (0.12 of it lasts)") == 15
 
 
 def test_a_map_has_every_dot_and_its_colours_follow_the_values():

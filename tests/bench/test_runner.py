@@ -32,7 +32,7 @@ from icql.bench.status import status
 from icql.bench.suites import Row, get_suite, suites
 from icql.cli import main
 from icql.errors import OutOfTime, UserError
-from icql.graph.deviations import action_spread
+from icql.graph.deviations import action_spread, deviations_last
 from icql.locks import held, holder
 from icql.progress import Display
 from icql.seals import write_sealed
@@ -93,6 +93,7 @@ def test_what_the_data_decides_is_the_cell_of_what_it_chose(data, monkeypatch):
         return request(data, suite=dataclasses.replace(SUITE, rows=chosen), run=QUICK)
 
     monkeypatch.setattr("icql.training.choose.LIMIT", 2.0)  # a graph, whatever the spread
+    monkeypatch.setattr("icql.training.choose.LASTING", -1.0)  # as it is, whatever lasts
     said: list[str] = []
     (decided,), (named,) = rows("auto").groups(said.append), rows("icql-graph").groups(said.append)
     (why,) = said
@@ -137,6 +138,8 @@ def test_what_a_report_shows_is_kept_small_beside_the_records(whole):
     assert critics["values"] == pytest.approx(q.tolist(), rel=1e-3)
     spread = action_spread(asked.data, space="standardised")  # of a log of one's own
     assert data["action_spread"] == round(spread, 3)
+    lasting = deviations_last(asked.data, space="standardised")
+    assert data["deviations_last"] == round(lasting, 3)
     nearest = [one["all"][1] for one in data["distances"]]
     assert nearest == sorted(nearest)
 

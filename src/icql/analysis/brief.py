@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from icql.analysis.values import agreement, ask
 from icql.data.pictures import returns_at, state_map
 from icql.data.transitions import Transitions
-from icql.graph.deviations import action_spread
+from icql.graph.deviations import action_spread, deviations_last
 from icql.retrieval.coverage import coverage
 from icql.retrieval.neighbours import usual_space
 from icql.training.trained import critic_on, has_critic
@@ -49,6 +49,7 @@ def brief_of_data(data: Transitions) -> dict[str, Any]:
         "plane": [_short(place) for place in state_map(data.states[rows])],
         "outcome": _short(returns_at(rows, data.rewards, data.episode)),
         "action_spread": round(action_spread(data, space=usual_space(data)), 3),
+        "deviations_last": round(deviations_last(data, space=usual_space(data)), 3),
         "space": found["space"],
         "step": found["step"],
         "distances": distances,

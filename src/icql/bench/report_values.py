@@ -110,14 +110,16 @@ def _distances(table: Table, tasks: list[str]) -> str:
             ]
             lines.append(Line(name, colour(number), points, dashed=number > 0))
         chart = line_chart(lines, title=f"Neighbours on {task}", x="k", y="distance / one step")
-        spread = data.get("action_spread")  # none in folders that older versions wrote
+        # none in folders that older versions wrote
+        spread, lasting = data.get("action_spread"), data.get("deviations_last")
         decides = "" if spread is None else f", spread of actions {spread:.2f}"
+        decides += "" if lasting is None else f" ({lasting:.2f} of it lasts)"
         charts.append((chart, f"{task}, {data['space']} columns{decides}"))
     said = (
         "Distance to the k-th nearest logged state, median over 300 states, in units of the median "
         "movement of one step; point at a dot for the distances themselves (10th to 90th "
         "percentile). Spread of actions: how much they differ in similar states (1: as much as "
-        "anywhere)."
+        "anywhere), and how much of a difference is still there at the next step."
     )
     return f"<h4>Distances of neighbours</h4><p>{said}</p>{key(PARTS.values())}{figures(charts)}"
 

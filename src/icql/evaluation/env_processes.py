@@ -220,11 +220,13 @@ class _Server:
             yield {"number": number} | said, None
             return
         numbers = question["numbers"]
-        actions = np.frombuffer(pipe.read(question["bytes"]), ACTION).reshape(len(numbers), -1)
+        actions = np.frombuffer(bytearray(pipe.read(question["bytes"])), ACTION)  # may be changed
         seen: dict[int, NDArray[np.float64]] = {}
-        for number, action in zip(numbers, actions, strict=True):
-            said = self._trying(self._step, number, action, seen)
-            if said:
+        for number, action in zip(numbers, actions.reshape(len(numbers), -1), strict=True):
+            said = self._trying(self._step, number, action)
+            if "seen" in said:
+                seen[number] = said["seen"]
+            else:
                 yield {"number": number} | said, None
         if seen:
             yield {"numbers": list(seen)}, np.stack(list(seen.values()))
@@ -241,13 +243,10 @@ class _Server:
         observation, _ = self._envs[question["number"]].reset(seed=question["seed"])
         return {"observation": observation.tolist()}
 
-    def _step(
-        self, number: int, action: NDArray[np.float32], seen: dict[int, Any]
-    ) -> dict[str, Any]:
+    def _step(self, number: int, action: NDArray[np.float32]) -> dict[str, Any]:
         observation, reward, terminated, truncated, _ = self._envs[number].step(action)
         ended = [float(reward), float(terminated), float(truncated)]
-        seen[number] = np.concatenate([observation, ended], dtype=SEEN)
-        return {}
+        return {"seen": np.concatenate([observation, ended], dtype=SEEN)}
 
     def _make(self, question: dict[str, Any]) -> dict[str, Any]:
         env = self._envs[question["number"]] = make_env(self._task, self._signals)

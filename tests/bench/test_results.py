@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 from xml.etree import ElementTree
@@ -80,3 +81,19 @@ def test_the_picture_is_one_file_with_a_mark_for_every_score():
     names = [one for one in tree.iter() if one.get("text-anchor") == "end"]
     assert len(names) == len(dots)
     assert all(float(str(one.get("x"))) > 5.5 * len(str(one.text)) for one in names)  # not cut off
+
+
+def test_rows_of_panels_are_as_tall_as_their_tallest():
+    suites = [one for one in ElementTree.fromstring(PICTURE.read_text()) if one.tag.endswith("}g")]
+    assert len(suites) == 2
+    for suite in suites:
+        lowest: dict[int, float] = {}  # of the panels that begin at a height, side by side
+        for panel in suite:
+            if panel.tag.endswith("}g"):
+                top = int(str(panel.get("transform")).rstrip(")").split()[-1])
+                texts = [float(str(one.get("y"))) for one in panel if one.tag.endswith("}text")]
+                lowest[top] = max(lowest.get(top, 0), top + max(texts))
+        tops = sorted(lowest)
+        assert len(tops) > 1
+        for here, below in itertools.pairwise(tops):
+            assert 0 < below - lowest[here] < 20

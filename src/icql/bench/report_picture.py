@@ -51,15 +51,17 @@ def _table(table: Table, methods: list[str]) -> tuple[str, int]:
     A method has its colour by its place among `methods`, the same in every table.
     """
     panels = [_panel(table, task, methods) for task in table.tasks]
-    tall = max(height for _, height in panels)
     parts = [
         f'<text class="title" x="8" y="18">{escape(table.suite.title)}</text>',
         f'<text x="8" y="36">{escape(table.caption)}</text>',
     ]
-    for i, (drawn, _) in enumerate(panels):
-        x, y = WIDTH * (i % COLUMNS), TITLE + tall * (i // COLUMNS)
-        parts.append(f'<g transform="translate({x} {y})">{drawn}</g>')
-    return "".join(parts), TITLE + tall * -(-len(panels) // COLUMNS)
+    y = TITLE
+    for first in range(0, len(panels), COLUMNS):
+        beside = panels[first : first + COLUMNS]
+        for column, (drawn, _) in enumerate(beside):
+            parts.append(f'<g transform="translate({WIDTH * column} {y})">{drawn}</g>')
+        y += max(tall for _, tall in beside)
+    return "".join(parts), y
 
 
 def _panel(table: Table, task: str, methods: list[str]) -> tuple[str, int]:

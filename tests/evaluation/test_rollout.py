@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from icql.data.signals import Signals
 from icql.data.tasks import get_task
 from icql.errors import UserError
-from icql.evaluation import EnvPool, rollout
+from icql.evaluation import EnvPool, env_processes, rollout
 from icql.evaluation.env_processes import EnvProcess
 from icql.evaluation.rollout import Player, episode_seed
 
@@ -306,6 +307,33 @@ def test_rows_that_step_in_turn_are_spread_over_all_processes() -> None:
         assert pool.turns(2) == [range(2)]  # one for each: there is no second half
         assert pool.turns(9) == [[0, 1, 4, 5, 8], [2, 3, 6, 7]]
     assert EnvPool(Counter).turns(9) == [range(9)]
+
+
+class Changes(Counter):
+    """Works in the action that it was given, and takes no large one."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if action[0] > 1:
+            raise ValueError("too large")
+        action *= 0.5
+        return np.array([1.0, action[0]]), 2.0, False, True, {}
+
+
+def test_of_environments_that_step_together_one_may_fail_and_may_change_its_action(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(env_processes, "make_env", lambda task, signals: Changes())
+    task = dataclasses.asdict(get_task("hopper-medium-v2"))
+    server = env_processes._Server({"task": task, "signals": {}})
+    for number in range(3):
+        ((made, behind),) = server.answer({"do": "make", "number": number}, io.BytesIO())
+        assert (made["number"], behind) == (number, None)
+    actions = np.float32([[0.5], [7], [-1]])
+    question = {"do": "step", "numbers": [2, 0, 1], "bytes": actions.nbytes}
+    failed, (said, seen) = server.answer(question, io.BytesIO(actions.tobytes()))
+    assert (failed[0]["number"], failed[0]["error"]) == (0, "ValueError: too large")
+    assert said == {"numbers": [2, 1]}
+    np.testing.assert_array_equal(seen, [[1, 0.25, 2, 0, 1], [1, -0.5, 2, 0, 1]])
 
 
 def test_how_many_processes_pay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from icql.bench.status import status
 from icql.bench.suites import Row, get_suite, suites
 from icql.cli import main
 from icql.errors import OutOfTime, UserError
-from icql.graph.deviations import action_spread, deviations_last
+from icql.graph.deviations import Around, action_spread, deviations_last
 from icql.locks import held, holder
 from icql.progress import Display
 from icql.seals import write_sealed
@@ -136,10 +136,9 @@ def test_what_a_report_shows_is_kept_small_beside_the_records(whole):
     rows = brief_rows(asked.data)
     q = asked.q(asked.data.states[rows], asked.data.actions[rows], seed=0)
     assert critics["values"] == pytest.approx(q.tolist(), rel=1e-3)
-    spread = action_spread(asked.data, space="standardised")  # of a log of one's own
-    assert data["action_spread"] == round(spread, 3)
-    lasting = deviations_last(asked.data, space="standardised")
-    assert data["deviations_last"] == round(lasting, 3)
+    around = Around(asked.data, space="standardised")  # it is a log of one's own
+    assert data["action_spread"] == round(action_spread(around), 3)
+    assert data["deviations_last"] == round(deviations_last(around), 3)
     nearest = [one["all"][1] for one in data["distances"]]
     assert nearest == sorted(nearest)
 

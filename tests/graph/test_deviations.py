@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from graph.test_logged import make, some
 from icql.data.transitions import Transitions
-from icql.graph.deviations import action_spread, deviations_last
+from icql.graph.deviations import Around, action_spread, deviations_last
 from retrieval.cases import distance_matrix
 
 
@@ -27,7 +27,7 @@ def test_spread_of_actions_by_hand() -> None:
     a = data.actions.astype(float)
     apart = np.mean([((a[i] - a[j]) ** 2).sum() for i in range(len(data)) for j in near[i]])
     anywhere = np.mean([((x - y) ** 2).sum() for x in a for y in a])
-    assert action_spread(data, k=5) == pytest.approx(apart / anywhere)
+    assert action_spread(Around(data, 5)) == pytest.approx(apart / anywhere)
 
 
 def test_deviations_by_hand() -> None:
@@ -46,21 +46,21 @@ def test_deviations_by_hand() -> None:
         pairs, [(x, x) for x, _ in pairs], [(y, y) for _, y in pairs]
     )]  # fmt: skip
     expected = products[0] / np.sqrt(products[1] * products[2])
-    assert deviations_last(data, k=5) == pytest.approx(expected)
+    assert deviations_last(Around(data, 5)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("measure", [action_spread, deviations_last])
 def test_some_rows_are_drawn_by_the_seed(measure: Callable[..., float]) -> None:
-    data = make()
-    assert measure(data, rows=20, k=5) == measure(data, rows=20, k=5)
-    assert measure(data, rows=20, k=5) != measure(data, rows=20, k=5, seed=1)
+    around = Around(make(), 5)
+    assert measure(around, rows=20) == measure(around, rows=20)
+    assert measure(around, rows=20) != measure(around, rows=20, seed=1)
 
 
 def test_spread_is_nothing_where_the_state_decides_and_one_where_it_says_nothing() -> None:
     data = make((50,) * 8)
     decided = replace(data, actions=np.tanh(data.states[:, :2]))
-    assert action_spread(decided, k=1) < 0.2
-    assert action_spread(data) == pytest.approx(1, abs=0.1)
+    assert action_spread(Around(decided, 1)) < 0.2
+    assert action_spread(Around(data)) == pytest.approx(1, abs=0.1)
 
 
 def test_what_each_episode_does_in_its_own_way_lasts_and_noise_does_not() -> None:
@@ -70,8 +70,8 @@ def test_what_each_episode_does_in_its_own_way_lasts_and_noise_does_not() -> Non
     common = np.tanh(data.states[:, :2])
     shown = replace(data, actions=common + ways)
     explored = replace(data, actions=common + rng.normal(size=(400, 2)).astype(np.float32))
-    assert deviations_last(shown) > 0.8
-    assert abs(deviations_last(explored)) < 0.1
+    assert deviations_last(Around(shown)) > 0.8
+    assert abs(deviations_last(Around(explored))) < 0.1
 
 
 @pytest.mark.parametrize("measure", [action_spread, deviations_last])
@@ -79,14 +79,14 @@ def test_what_each_episode_does_in_its_own_way_lasts_and_noise_does_not() -> Non
 def test_without_another_episode_there_is_nothing_to_compare(
     lengths: tuple[int, ...], measure: Callable[..., float]
 ) -> None:
-    assert measure(make(lengths)) == 1
+    assert measure(Around(make(lengths))) == 1
 
 
 def test_episodes_of_a_single_step_have_none_for_a_deviation_to_last_to() -> None:
-    assert deviations_last(make((1,) * 30)) == 1
+    assert deviations_last(Around(make((1,) * 30))) == 1
 
 
 @pytest.mark.parametrize("measure", [action_spread, deviations_last])
 def test_constant_actions_do_not_differ(measure: Callable[..., float]) -> None:
     data = make()
-    assert measure(replace(data, actions=np.full_like(data.actions, 0.25))) == 1
+    assert measure(Around(replace(data, actions=np.full_like(data.actions, 0.25)))) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from icql.data.transitions import DataInfo, Transitions
 from icql.graph import logged
-from icql.graph.deviations import action_spread
+from icql.graph.deviations import Around, action_spread
 from icql.graph.logged import compare_rows, kernel_weights
 from icql.retrieval import learned as learned_module
 from icql.settings.draw import DrawSettings
@@ -67,7 +67,7 @@ def test_values_follow_the_column_that_matters() -> None:
 
 def test_the_spread_of_actions_is_that_of_states_near_in_the_space() -> None:
     data = plant()
-    raw, scaled = (action_spread(data, space=space) for space in ("raw", "standardised"))
+    raw, scaled = (action_spread(Around(data, space=space)) for space in ("raw", "standardised"))
     assert raw > 0.8  # the pressure says nothing of the action
     assert scaled < 0.4
 

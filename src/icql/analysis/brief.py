@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from icql.analysis.values import agreement, ask
 from icql.data.pictures import returns_at, state_map
 from icql.data.transitions import Transitions
-from icql.graph.deviations import action_spread, deviations_last
+from icql.graph.deviations import Around, action_spread, deviations_last
 from icql.retrieval.coverage import coverage
 from icql.retrieval.neighbours import usual_space
 from icql.training.trained import critic_on, has_critic
@@ -33,7 +33,7 @@ def brief_rows(data: Transitions) -> NDArray[np.int64]:
 
 def brief_of_data(data: Transitions) -> dict[str, Any]:
     """Map, outcomes, how much actions differ, and distances to the k-th nearest state."""
-    rows = brief_rows(data)
+    rows, around = brief_rows(data), Around(data, space=usual_space(data))
     found = coverage(data, [k for k in KS if k < len(data)], queries=STATES).as_json()
     distances = [
         {
@@ -48,8 +48,8 @@ def brief_of_data(data: Transitions) -> dict[str, Any]:
         "rows": len(rows),
         "plane": [_short(place) for place in state_map(data.states[rows])],
         "outcome": _short(returns_at(rows, data.rewards, data.episode)),
-        "action_spread": round(action_spread(data, space=usual_space(data)), 3),
-        "deviations_last": round(deviations_last(data, space=usual_space(data)), 3),
+        "action_spread": round(action_spread(around), 3),
+        "deviations_last": round(deviations_last(around), 3),
         "space": found["space"],
         "step": found["step"],
         "distances": distances,

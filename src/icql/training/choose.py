@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from icql.data.transitions import Transitions
 from icql.files import default_cache_dir
-from icql.graph.deviations import action_spread, deviations_last
+from icql.graph.deviations import Around, action_spread, deviations_last
 from icql.retrieval.neighbours import usual_space
 from icql.settings.change import leaves, override
 from icql.training.plan import AUTO, Plan
@@ -41,8 +41,8 @@ def choose(plan: Plan, data: Transitions, given: Collection[str] = ()) -> tuple[
     space = plan.settings.draw.space
     if "draw.space" not in given and space == "raw":
         space = usual_space(data)
-    cache_dir = default_cache_dir()
-    spread = action_spread(data, space=space, cache_dir=cache_dir)
+    around = Around(data, space=space, cache_dir=default_cache_dir())
+    spread = action_spread(around)
     suited: dict[str, object] = {}
     if spread >= LIMIT:
         # ICQL-rank learns real numbers
@@ -51,7 +51,7 @@ def choose(plan: Plan, data: Transitions, given: Collection[str] = ()) -> tuple[
     else:
         algo = "icql-graph"
         why = f"similar states saw much the same action (spread {spread:.2f}, limit {LIMIT})"
-        lasting = deviations_last(data, space=space, cache_dir=cache_dir)
+        lasting = deviations_last(around)
         if lasting < LASTING and not data.mask.all():
             suited = BY_EPISODE
             why += (

@@ -92,9 +92,10 @@ def test_where_nothing_ends_or_ways_last_steps_are_compared(noise: float) -> Non
 def test_how_rows_are_drawn_is_not_mixed_with_what_was_asked_for(name: str) -> None:
     given: Any = {"draw.by": "rank", "draw.beta": 3.0}[name]
     asked = Plan.make(task="hopper-medium-v2").asked(settings={name: given})
-    plan, _ = choose(asked, make(True, noise=0.2))
+    plan, why = choose(asked, make(True, noise=0.2))
     own = Plan.make("icql-graph", task="hopper-medium-v2").asked(settings={name: given})
     assert plan.settings.draw == own.settings.draw
+    assert "whole" not in why  # nothing is said that is not done
 
 
 @pytest.mark.parametrize("decided", [True, False])

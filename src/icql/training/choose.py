@@ -43,7 +43,6 @@ def choose(plan: Plan, data: Transitions, given: Collection[str] = ()) -> tuple[
         space = usual_space(data)
     around = Around(data, space=space, cache_dir=default_cache_dir())
     spread = action_spread(around)
-    suited: dict[str, object] = {}
     if spread >= LIMIT:
         # ICQL-rank learns real numbers
         algo = "iql" if data.info.signals.choices else "icql-rank"
@@ -51,13 +50,6 @@ def choose(plan: Plan, data: Transitions, given: Collection[str] = ()) -> tuple[
     else:
         algo = "icql-graph"
         why = f"similar states saw much the same action (spread {spread:.2f}, limit {LIMIT})"
-        lasting = deviations_last(around)
-        if lasting < LASTING and not data.mask.all():
-            suited = BY_EPISODE
-            why += (
-                f", and what differs is noise ({lasting:.2f} of it lasts to the next step, limit "
-                f"{LASTING}); episodes can fail, so they are compared whole"
-            )
     start = Plan.make(AUTO, task=plan.task, dataset=plan.dataset, preset=plan.preset)
     chosen = Plan.make(algo, task=plan.task, dataset=plan.dataset, preset=plan.preset)
 
@@ -66,8 +58,14 @@ def choose(plan: Plan, data: Transitions, given: Collection[str] = ()) -> tuple[
         return {n: new for n, new in leaves(now) if n in given or new != usual[n]}
 
     wanted = asked(start.settings, plan.settings)
-    if not wanted.keys() & suited.keys():  # how sharp weights are means something for one kind
-        wanted |= suited
+    # how sharp weights are means something for one kind of them: all of it is ours, or nothing
+    free = algo == "icql-graph" and not wanted.keys() & BY_EPISODE.keys()
+    if free and not data.mask.all() and (lasting := deviations_last(around)) < LASTING:
+        wanted |= BY_EPISODE
+        why += (
+            f", and what differs is noise ({lasting:.2f} of it lasts to the next step, limit "
+            f"{LASTING}); episodes can fail, so they are compared whole"
+        )
     plan = replace(
         chosen,
         columns=plan.columns,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from icql.losses import (
     td3bc_actor_loss,
 )
 from icql.nn.policies import GaussianPolicy
+from icql.settings.algorithms import RankSettings
 from icql.settings.shared import PolicySettings
 
 RNG = np.random.default_rng(0)
@@ -179,6 +181,13 @@ def test_the_mild_target_lies_between_in_sample_and_policy_value():
     np.testing.assert_array_equal(mild_value(q_next, v_next, 1.0), q_next)  # TD3's target
 
 
+def test_q_in_units_of_what_noise_changes():
+    q, change = jnp.array([1.0, -2.0, 4.0]), jnp.array([0.5, -0.5, 3.0])
+    spread = np.sqrt(np.mean((np.array([0.5, -0.5, 3.0]) - 1) ** 2))
+    np.testing.assert_allclose(normalised_q(q, "noise", change), q / spread, rtol=1e-6)
+    assert np.isfinite(normalised_q(q, "noise", jnp.ones(3))).all()  # actions change nothing
+
+
 def test_dmg_actor_by_hand():
     q, difference = jnp.array([2.0, 4.0]), jnp.array([[1.0, -2.0], [0.0, 1.0]])
     loss = dmg_actor_loss(q, difference, jnp.array([3.0, 0.5]), 0.1)
@@ -199,3 +208,36 @@ def test_the_unit_of_q_reaches_the_actor(name, shifted):
     q = jnp.array([1.0, -2.0, 4.0])
     same = np.allclose(slope(q), slope(q + 50), rtol=1e-3)
     assert same == shifted
+
+
+def test_in_units_of_the_logs_noise_the_scales_of_actions_and_values_do_not_matter():
+    """E[−min Q / std(ΔQ) + β ‖(π − a)/σ‖²] with ΔQ = min Q(a + ε) − min Q(a), by hand."""
+    settings = replace(RankSettings(), q_unit="noise", actor_bc=0.3)
+    rng = np.random.default_rng(0)
+    slope, offset = rng.normal(size=(2, 4, 2)), rng.normal(size=(2, 4))
+    a, difference = rng.uniform(-0.2, 0.2, (2, 4, 2))
+
+    def loss(sizes, worth):
+        algorithm = make_algorithm("icql-rank", settings, Spec(3, 2, 10, deviations=sizes))
+        sigma = np.asarray(sizes)
+        # two critics, linear in the action: their slopes are per σ
+        per_sigma = worth * slope / sigma
+
+        def q_at(x):
+            return jnp.asarray(worth * offset) + (jnp.asarray(per_sigma) * x).sum(-1)
+
+        logged, moved = jnp.asarray(a * sigma), jnp.asarray(difference * sigma)
+        key = jax.random.key(1)
+        change = algorithm.changed(q_at, logged, key)
+        noise = np.asarray(jax.random.normal(key, a.shape)) * sigma
+        least = [np.asarray(q_at(x)).min(0) for x in (logged + noise, logged)]
+        np.testing.assert_allclose(change, least[0] - least[1], rtol=1e-4, atol=1e-5 * worth)
+        q = q_at(logged + moved)
+        by_hand = 0.3 * (difference**2).sum(-1) - np.asarray(q).min(0) / np.std(change)
+        value = algorithm.actor_loss(q, moved, change)
+        np.testing.assert_allclose(value, by_hand.mean(), rtol=1e-4)
+        return float(value)
+
+    plain = loss((0.1, 0.1), 1.0)
+    assert loss((0.1, 0.1), 50.0) == pytest.approx(plain, rel=1e-3)
+    assert loss((0.02, 0.05), 1.0) == pytest.approx(plain, rel=1e-3)

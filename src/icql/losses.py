@@ -31,9 +31,15 @@ def advantage_weights(advantage: Values, beta: Number, limit: Number) -> Values:
     return jnp.exp(jnp.minimum(beta * advantage, jnp.log(limit)))
 
 
-def normalised_q(q: Values, unit: QUnit = "size") -> Values:
-    """Q / E|Q|, the scale held constant under the gradient (TD3+BC's λ); or Q over its spread."""
-    scale = jnp.abs(q).mean() if unit == "size" else q.std()
+def normalised_q(q: Values, unit: QUnit = "size", change: Values | None = None) -> Values:
+    """Q / E|Q|, the scale held constant under the gradient (TD3+BC's λ); or Q over its spread.
+
+    In the unit `noise`: Q over the spread of its `change` by deviations like the log's.
+    """
+    if unit == "noise" and change is not None:
+        scale = change.std()
+    else:
+        scale = q.std() if unit == "spread" else jnp.abs(q).mean()
     # a local critic is exactly 0 where no reward was retrieved: keep the quotient finite
     return q / jnp.maximum(jax.lax.stop_gradient(scale), 1e-6)
 

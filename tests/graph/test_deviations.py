@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from graph.test_logged import make, some
 from icql.data.transitions import Transitions
-from icql.graph.deviations import Around, action_spread, deviations_last
+from icql.graph.deviations import (
+    LEAST,
+    Around,
+    action_spread,
+    deviation_sizes,
+    deviations_last,
+)
 from retrieval.cases import distance_matrix
 
 
@@ -47,6 +53,22 @@ def test_deviations_by_hand() -> None:
     )]  # fmt: skip
     expected = products[0] / np.sqrt(products[1] * products[2])
     assert deviations_last(Around(data, 5)) == pytest.approx(expected)
+
+
+def test_sizes_of_deviations_by_hand() -> None:
+    data = make()
+    near = nearest(data, 5)
+    a = data.actions.astype(float)
+    away = [a[i] - sum(a[j] for j in near[i]) / 5 for i in range(len(data))]
+    assert deviation_sizes(Around(data, 5)) == pytest.approx(tuple(np.std(away, 0)))
+
+
+def test_who_never_deviates_still_has_a_unit() -> None:
+    data = make()
+    constant = replace(data, actions=np.full_like(data.actions, 0.25))
+    assert deviation_sizes(Around(constant)) == (LEAST,) * data.action_dim
+    alone = make((30,))  # nobody to compare with
+    assert deviation_sizes(Around(alone)) == pytest.approx(tuple(alone.actions.std(0)), rel=1e-5)
 
 
 @pytest.mark.parametrize("measure", [action_spread, deviations_last])

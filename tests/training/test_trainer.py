@@ -33,7 +33,7 @@ from icql.training.desk import Watch
 from icql.training.device import fit_normaliser
 from icql.training.plan import Plan
 from icql.training.run_folder import RunFolder
-from icql.training.trainer import observation_noise
+from icql.training.spec import observation_noise
 
 TINY = {
     "batch_size": 32,

@@ -95,6 +95,7 @@ class Spec:
     precision: Precision = "float32"  # of the matrix products of updates
     noise: tuple[float, ...] = ()  # on each observation in training (`policy.noise`)
     discrete: bool = False  # actions are choices, one-hot: `action_dim` of them
+    deviations: tuple[float, ...] = ()  # of logged actions from others' in similar states
 
 
 @dataclass(frozen=True)

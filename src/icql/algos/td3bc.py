@@ -20,6 +20,9 @@ Learning"), with the data's own next action a':
 
     y = r + γ(1−done) (min_i Q̄_i(s', ã') − β₂ ‖ã' − a'‖²)                     critic penalty
     π:  max E [min_i Q_i(s, π(s)) / E|min_i Q_i| − β₁ ‖π(s) − a‖²]           actor penalty
+        ours, by `q_unit = noise`, for logged actions that deviate by σ from others' in
+        similar states, and ε ~ N(0, σ²):
+        max E [min_i Q_i(s, π(s)) / std(min_i Q_i(s, a + ε) − min_i Q_i(s, a)) − β₁ ‖(π(s) − a)/σ‖²]
 
 What that paper revisits is in the defaults: three hidden layers, LayerNorm in the critic, large
 batches. Networks start as in the official code of each (`init`, `policy.init`).
@@ -31,6 +34,7 @@ delay without a conditional.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -100,9 +104,18 @@ class TD3Cloning(DelayedLearner[D]):
 
     @abstractmethod
     def actor_loss(
-        self, q: Float[Array, "critics batch"], difference: Float[Array, "batch act"]
+        self,
+        q: Float[Array, "critics batch"],
+        difference: Float[Array, "batch act"],
+        change: Float[Array, " batch"] | None = None,
     ) -> Float[Array, ""]:
         """What π minimises, for `q` = Q_i(s, π(s)) and `difference` = π(s) − a."""
+
+    def changed(
+        self, q_at: Callable[[Array], Array], a: Float[Array, "batch act"], key: PRNGKeyArray
+    ) -> Float[Array, " batch"] | None:
+        """What deviations like the log's change of min_i Q_i(s, a), where π's loss asks for it."""
+        return None
 
     def next_context(self, batch: Batch) -> Transition | None:
         """What a local critic reads to value s': Ω_s'."""
@@ -152,12 +165,13 @@ class TD3Cloning(DelayedLearner[D]):
         )
 
         at_s = q.model.at(last.query.s, last.context, prior=state.q_target)
-        pi_key = jax.random.fold_in(key, s.policy_delay)
+        pi_key, change_key = (jax.random.fold_in(key, s.policy_delay + i) for i in range(2))
+        change = self.changed(at_s, last.query.a, change_key)
 
         def policy_loss(pi: DeterministicPolicy) -> tuple[Array, Array]:
             a = pi(last.query.s, key=pi_key)
             difference = a - last.query.a
-            return self.actor_loss(at_s(a), difference), (difference**2).mean()
+            return self.actor_loss(at_s(a), difference, change), (difference**2).mean()
 
         pi, pi_loss, cloning_error = descend(state.pi, policy_optimiser(s, self.spec), policy_loss)
         metrics = {
@@ -183,7 +197,7 @@ class TD3BC(TD3Cloning[TD3BCSettings]):
         """Ω_s', but Ω_s where the appendix's formulas are taken as they are printed."""
         return batch.context if self.settings.form == "paper" else batch.context_next
 
-    def actor_loss(self, q: Array, difference: Array) -> Array:
+    def actor_loss(self, q: Array, difference: Array, change: Array | None = None) -> Array:
         """Cloning beside the first critic, or beside the least where retuned."""
         s = self.settings
         if s.form == "retuned":
@@ -199,8 +213,26 @@ class ReBRAC(TD3Cloning[ReBRACSettings]):
         """min_i Q̄_i(s', ã') − β₂ ‖ã' − a'‖²."""
         return rebrac_value(q_next, a_next - query.a_next, self.settings.critic_bc)
 
-    def actor_loss(self, q: Array, difference: Array) -> Array:
+    def changed(self, q_at: Callable[[Array], Array], a: Array, key: PRNGKeyArray) -> Array | None:
+        """min_i Q_i(s, a + ε) − min_i Q_i(s, a)."""
+        if not self._in_deviations:
+            return None
+        moved = jnp.clip(a + self._deviations * jax.random.normal(key, a.shape), -1, 1)
+        return q_at(moved).min(0) - q_at(a).min(0)
+
+    def actor_loss(self, q: Array, difference: Array, change: Array | None = None) -> Array:
         """Cloning beside the least of the critics."""
         s, least = self.settings, q.min(0)
-        least = normalised_q(least, s.q_unit) if s.normalise_q else least
+        least = normalised_q(least, s.q_unit, change) if s.normalise_q else least
+        if self._in_deviations:
+            difference = difference / self._deviations
         return cloning_actor_loss(least, difference, s.actor_bc)
+
+    @property
+    def _in_deviations(self) -> bool:
+        return self.settings.normalise_q and self.settings.q_unit == "noise"
+
+    @property
+    def _deviations(self) -> Array:
+        """σ of each number of an action; 1 where nobody has looked at the log."""
+        return jnp.asarray(self.spec.deviations or (1.0,))

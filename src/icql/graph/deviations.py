@@ -16,6 +16,8 @@ from icql.data.transitions import Transitions
 from icql.retrieval import ContextSettings, Retriever, find_space
 from icql.settings.contexts import SpaceName
 
+LEAST = 0.01  # of a deviation, where actions lie in [-1, 1]: who never deviates still has a unit
+
 
 class Around:
     """The nearest rows of other episodes; fewer than `k` where there are not so many.
@@ -75,6 +77,19 @@ def deviations_last(around: Around, rows: int = 1000, seed: int = 0) -> float:
     now, after = (actions[r] - actions[around(r)].mean(1) for r in (drawn, drawn + 1))
     size = float(np.sqrt(np.square(now).sum() * np.square(after).sum()))
     return float((now * after).sum()) / size if size > 0 else 1.0
+
+
+def deviation_sizes(around: Around, rows: int = 2000, seed: int = 0) -> tuple[float, ...]:
+    """How far each number of an action lies from the mean of those taken in nearest states.
+
+    Its standard deviation over some rows, drawn by `seed`; at least `LEAST`, and where there is
+    nothing to compare that of all actions.
+    """
+    actions = np.asarray(around.data.actions, np.float64)
+    drawn = _some(np.arange(len(actions)), rows, seed)
+    middle = actions[around(drawn)].mean(1) if around.k >= 1 else actions.mean(0)
+    sizes = np.maximum((actions[drawn] - middle).std(0), LEAST)
+    return tuple(float(size) for size in sizes)
 
 
 def _some(rows: NDArray[np.integer], count: int, seed: int) -> NDArray[np.integer]:

@@ -34,7 +34,7 @@ from icql.settings.shared import (
 )
 
 TD3BCForm = Literal["original", "retuned", "paper"]
-QUnit = Literal["size", "spread"]
+QUnit = Literal["size", "spread", "noise"]
 Aggregate = Literal["mean", "min"]
 
 
@@ -124,7 +124,9 @@ class ReBRACSettings(DelayedSettings):
     """Divide Q by its `q_unit` in the actor's loss."""
     q_unit: QUnit = "size"
     """size: E|Q|, which grows with whatever is added to all rewards; spread: Q's standard
-    deviation, which does not, so that one weight of cloning suits more tasks."""
+    deviation, which does not, so that one weight of cloning suits more tasks; noise: that of what
+    deviations like the log's change of Q, and cloning counts in such deviations too, so that a log
+    of small corrections is not left further than one of large ones."""
     layer_norm: bool = True
     """LayerNorm in the critics (a local critic's features always have it)."""
     hidden: Widths = (256, 256, 256)
@@ -165,7 +167,7 @@ class RankSettings(ReBRACSettings):
         default_factory=lambda: DrawSettings(by="rank", rows="policy", trace=1.0)
     )
     q_unit: QUnit = "spread"
-    """What Q is divided by in the actor's loss: its size, or its spread."""
+    """What Q is divided by in the actor's loss: its size, its spread, or what noise changes."""
     policy: PolicySettings = field(
         default_factory=lambda: PolicySettings(layer_norm=True, cosine=True)
     )

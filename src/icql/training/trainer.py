@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from icql.algos.base import Algorithm, Spec
+from icql.algos.base import Algorithm
 from icql.algos.registry import make_algorithm
-from icql.data.arrays import memory_limit, moments
+from icql.data.arrays import memory_limit
 from icql.data.datasets import examine, is_store
 from icql.data.tasks import Task, get_task
 from icql.data.transitions import Transitions
@@ -28,18 +27,19 @@ from icql.retrieval import Neighbours, Space, build_neighbours
 from icql.retrieval.cache import read_fitted, write_fitted
 from icql.retrieval.metric import fitted_space
 from icql.settings.grid import check_names
-from icql.settings.shared import ActorSettings, AlgorithmSettings
+from icql.settings.shared import AlgorithmSettings
 from icql.training.callbacks import Callback
 from icql.training.choose import choose, standardised
 from icql.training.corrective import Corrective, corrective_of, effect_of
 from icql.training.desk import Bystander, Desk, Prepared, check_finite
-from icql.training.device import Normaliser, fit_normaliser, reward_range
+from icql.training.device import Normaliser, fit_normaliser
 from icql.training.draws import alias_of
 from icql.training.loop import Loop, check_memory, make_mesh
 from icql.training.machine import keep_threads, machine, say_changes
 from icql.training.plan import AUTO, Plan
 from icql.training.processes import agree, is_first, join_group, share, stopping_together
 from icql.training.run_folder import RunFolder
+from icql.training.spec import spec_of
 from icql.training.stream import Streamed, feed
 from icql.training.vary import check_grid, columns
 from icql.training.versions import versions
@@ -195,16 +195,7 @@ def prepare(
         display.say(f"warning: --{name.replace('_', '-')} has no effect: {why}")
     mesh = make_mesh(devices, len(members))
     normaliser = fit_normaliser(data, plan.settings.data)
-    rewards = reward_range(data, normaliser)
-    spec = Spec(
-        data.observation_dim,
-        data.action_dim,
-        plan.run.steps,
-        rewards,
-        plan.run.precision,
-        observation_noise(plan.settings, task, data, normaliser),
-        discrete=bool(data.info.signals.choices),
-    )
+    spec = spec_of(plan, task, data, normaliser)
     algorithm = make_algorithm(plan.algo, plan.settings, spec)
     uniform = uniform_rows(algorithm)
     neighbours = find_contexts(algorithm, data, display, memory, kept)
@@ -321,32 +312,6 @@ def uniform_rows(algorithm: Algorithm[Any]) -> int:
 
 def _tell(work: Work, label: str, share: float) -> None:
     work.update(int(1000 * share), label)
-
-
-def observation_noise(
-    settings: AlgorithmSettings, task: Task | None, data: Transitions, normaliser: Normaliser
-) -> tuple[float, ...]:
-    """Half the width of the noise on each normalised state in training; () for none.
-
-    Raises:
-        UserError: the task knows the noise of other observations than the data's.
-    """
-    if not isinstance(settings, ActorSettings):
-        return ()
-    policy = settings.policy
-    if task is not None and task.noise:
-        widths = policy.noise * np.asarray(task.noise)
-    else:
-        widths = policy.relative_noise * moments(data.states)[1]
-    if not widths.any():
-        return ()
-    if len(widths) != data.observation_dim:
-        raise UserError(
-            f"knows the noise of {len(widths)} observations, the data has {data.observation_dim}.",
-            where=f"policy.noise, task {task.name if task else None}",
-            fix="Name the task the data was logged in, or --policy.noise 0.",
-        )
-    return tuple((widths / normaliser.std).tolist())
 
 
 def open_environments(task: Task, data: Transitions) -> EnvPool:

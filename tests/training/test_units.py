@@ -176,7 +176,10 @@ def test_own_logs_are_standardised_whatever_the_algorithm_and_preset() -> None:
                 assert settings.draw.space == "standardised"
             if getattr(settings, "critic", "global") == "local":
                 assert settings.context.space == "standardised"
+            if hasattr(settings, "policy"):
+                assert not settings.policy.layer_norm
             kept = {"data.normalise_states", "data.spread", "context.space", "draw.space"}
+            kept |= {"policy.layer_norm"}
             assert standardised(plan, data, kept) == plan
             builtin = transitions(data.states, task="hopper-medium-v2")
             assert standardised(plan, builtin) == plan

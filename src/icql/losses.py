@@ -36,7 +36,8 @@ def normalised_q(q: Values, unit: QUnit = "size", change: Values | None = None) 
 
     In the unit `noise`: Q over the spread of its `change` by deviations like the log's.
     """
-    if unit == "noise" and change is not None:
+    if unit == "noise":
+        assert change is not None
         scale = change.std()
     else:
         scale = q.std() if unit == "spread" else jnp.abs(q).mean()

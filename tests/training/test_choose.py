@@ -245,6 +245,7 @@ def test_it_says_what_it_chose_and_how_rows_are_drawn(
     share = f"of the rows {100 * result['draw']['effective_share']:.1f} %"
     line = f"draws: by advantage among 8 similar states of other episodes; effective share {share}"
     assert line in said
+    assert "policy: no LayerNorm, as for any log of one's own (--policy.layer-norm)" in said
     assert result["draw"]["compared"] == 8
     assert 0 < result["draw"]["effective_share"] < 1
     # the command line's run is the library's

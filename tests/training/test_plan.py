@@ -204,6 +204,12 @@ def test_settings_that_nothing_reads_are_said(data, tmp_path, capsys):
     assert "--batch-size has no effect" not in said
 
 
+def test_a_unit_of_what_is_not_divided_has_no_effect() -> None:
+    plan = Plan.make("icql-rank").asked(settings={"q_unit": "noise", "normalise_q": False})
+    assert plan.without_effect() == {"q_unit": "normalise_q is off"}
+    assert not Plan.make("icql-rank").asked(settings={"q_unit": "noise"}).without_effect()
+
+
 @pytest.mark.parametrize("algo", ["icql", "fql"])
 @pytest.mark.parametrize(
     ("module", "read"),

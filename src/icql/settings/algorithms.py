@@ -143,6 +143,11 @@ class ReBRACSettings(DelayedSettings):
         )
     )
 
+    @property
+    def unused(self) -> dict[str, str]:
+        """What Q is divided by is read where it is divided."""
+        return super().unused | ({} if self.normalise_q else {"q_unit": "normalise_q is off"})
+
 
 @dataclass(frozen=True)
 class RankSettings(ReBRACSettings):

@@ -26,6 +26,7 @@ from icql.progress import Display, Work
 from icql.retrieval import Neighbours, Space, build_neighbours
 from icql.retrieval.cache import read_fitted, write_fitted
 from icql.retrieval.metric import fitted_space
+from icql.settings.change import differences, leaves
 from icql.settings.grid import check_names
 from icql.settings.shared import AlgorithmSettings
 from icql.training.callbacks import Callback
@@ -122,7 +123,11 @@ def _run(
         plan, why = choose(plan, data, given)
         display.say(f"algorithm: {why}")
     if not resume:
-        plan = standardised(plan, data, given)
+        usual, plan = plan, standardised(plan, data, given)
+        if "policy.layer_norm" in differences(
+            dict(leaves(usual.settings)), dict(leaves(plan.settings))
+        ):
+            display.say("policy: no LayerNorm, as for any log of one's own (--policy.layer-norm)")
     if plan.settings.data.normalise_states and data.info.own:
         display.say("states: each column standardised (--data.no-normalise-states: as they are)")
     if memory is None and is_store(plan.dataset):
